@@ -16,7 +16,7 @@ Everything here is a pure function of text.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torl_env.problems import Problem
@@ -110,6 +110,15 @@ class Dialect:
             return Action(requests_tool=False)
         blocks = code_blocks(before)
         return Action(requests_tool=True, code=blocks[-1].code if blocks else None)
+
+    def answer_text(self, turns: Sequence[str]) -> str:
+        """Return the text an answer is looked for in: the turns' prose, the final turn last.
+
+        Code is taken out turn by turn (a block left open ends with its turn). All turns but the last were tool
+        requests; what stands behind their marker was ignored, so it is no answer either.
+        """
+        requests = [turn.partition(MARKER)[0] for turn in turns[:-1]]
+        return "\n".join(strip_code(turn) for turn in [*requests, *turns[-1:]])
 
     def render_observation(self, result: ExecutionResult | None) -> str:
         """Return the text appended after a tool request; None stands for a request without a program.
