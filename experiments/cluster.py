@@ -1,0 +1,71 @@
+"""The Ray cluster a run uses: its own, or one it was told to join; and what all its processes take in memory."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import ray
+
+
+@contextlib.contextmanager
+def ray_session(address: str | None) -> Iterator[None]:
+    """Have Ray for the block.
+
+    A run starts a Ray of its own, whatever else runs on the machine, and joins a cluster only where `address` names
+    one or inside a submitted job. What it started it stops.
+
+    Args:
+        address: as in `ray.init`, or None.
+    """
+    joins = address or ("auto" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else None)
+    # Serve reads it at import, in its controller, its replicas and the callers.
+    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    ray.init(
+        address=joins or "local",
+        include_dashboard=None if joins else False,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class PeakMemory:
+    """The largest memory that this process and all its descendants took together, sampled in a thread.
+
+    Measured as PSS, which counts a page shared by n processes once in all; so forked and shared memory is not counted
+    twice.
+    """
+
+    def __init__(self, interval_s: float = 2.0) -> None:
+        """Prepare; `with` starts and ends the sampling."""
+        self.peak_mb = 0.0
+        self._interval_s = interval_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._interval_s):
+            self.peak_mb = max(self.peak_mb, memory_mb())
+
+
+def memory_mb() -> float:
+    """Return the PSS of this process and its descendants in MB; processes that end meanwhile are left out."""
+    me = psutil.Process()
+    total_kb = 0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(OSError, ValueError, psutil.Error), open(f"/proc/{process.pid}/smaps_rollup") as file:
+            total_kb += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total_kb / 1000

@@ -1,0 +1,136 @@
+"""The recipes by name, and `--set key=value` on top of one."""
+
+import ast
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from experiments.quickstart import quickstart, quickstart_no_tool
+from experiments.smollm2 import smollm2_gsm8k
+from learners.config import ToRLConfig
+from torl_env.rewards import Reward
+
+RECIPES: dict[str, Callable[[], ToRLConfig]] = {
+    recipe.__name__: recipe for recipe in (quickstart, quickstart_no_tool, smollm2_gsm8k)
+}
+
+# RLlib's own settings that mean something here; every setting of `ToRLConfig` itself is added below.
+_RLLIB_KEYS = (
+    "lr",
+    "grad_clip",
+    "minibatch_size",
+    "seed",
+    "num_env_runners",
+    "num_cpus_per_env_runner",
+    "num_gpus_per_env_runner",
+    "num_learners",
+    "num_cpus_per_learner",
+    "num_gpus_per_learner",
+    "num_cpus_for_main_process",
+    "evaluation_interval",
+    "evaluation_duration",
+)
+_SHORT_NAMES = {"model": "model_path", "tokenizer": "tokenizer_path"}
+# Settings whose default is None, with the types they take.
+_OPTIONAL_TYPES: dict[str, tuple[type, ...]] = {
+    "tokenizer_path": (str,),
+    "model_path": (str,),
+    "engine_threads": (int,),
+    "learner_threads": (int,),
+    "sandbox_app": (str,),
+    "sandbox_max_concurrent_runs": (int,),
+    "clip_param_high": (float,),
+    "logp_diff_limit": (float,),
+    "run_dir": (str,),
+    "seed": (int,),
+    "grad_clip": (float,),
+    "evaluation_interval": (int,),
+}
+_MIXED_TYPES: dict[str, tuple[type, ...]] = {
+    "sandbox_num_replicas": (int, str),
+    "num_cpus_per_learner": (float, str),
+    "num_cpus_per_env_runner": (float,),
+    "num_cpus_for_main_process": (float,),
+    "num_gpus_per_env_runner": (float,),
+    "num_gpus_per_learner": (float,),
+}
+# Arguments of the environment that can be written on a command line, with the types they take.
+_ENV_TYPES: dict[str, tuple[type, ...]] = {
+    "problems": (str,),
+    "max_tool_calls": (int,),
+}
+
+
+def get_recipe(name: str) -> Callable[[], ToRLConfig]:
+    """Return the recipe of that name.
+
+    Raises:
+        ValueError: naming the nearest recipes.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"There is no recipe {name!r}. {_did_you_mean(name, RECIPES)}")
+    return RECIPES[name]
+
+
+def settable_keys() -> list[str]:
+    """Return the keys `--set` takes, sorted."""
+    own = set(vars(ToRLConfig())) - set(vars(AlgorithmConfig())) - {"num_iterations", "run_dir"}
+    return sorted(own | set(_RLLIB_KEYS) | set(_ENV_TYPES) | set(_SHORT_NAMES) | {"error_penalty"})
+
+
+def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
+    """Apply `key=value` texts to the config, each checked against the type of the setting.
+
+    Keys are the attributes of `ToRLConfig`, the environment's `problems` and `max_tool_calls`, `error_penalty` of the
+    reward, and `model` and `tokenizer` as in `.language_model(...)`. "none" unsets a setting that may be unset.
+
+    Raises:
+        ValueError: on a text without "=", an unknown key (naming the nearest ones) or a value of another type.
+    """
+    for text in settings:
+        key, equals, raw = text.partition("=")
+        key, raw = key.strip(), raw.strip()
+        if not equals:
+            raise ValueError(f"`--set` takes key=value. Received {text!r}.")
+        if key not in settable_keys():
+            raise ValueError(f"There is no setting {key!r}. {_did_you_mean(key, settable_keys())}")
+        if key == "error_penalty":
+            config.environment(env_config={"reward": Reward(error_penalty=_value(key, raw, (float,), None))})
+        elif key in _ENV_TYPES:
+            config.environment(env_config={key: _value(key, raw, _ENV_TYPES[key], None)})
+        else:
+            name = _SHORT_NAMES.get(key, key)
+            current = getattr(config, name)
+            types = _OPTIONAL_TYPES.get(name) or _MIXED_TYPES.get(name) or (type(current),)
+            setattr(config, name, _value(key, raw, types, current, optional=name in _OPTIONAL_TYPES))
+    return config
+
+
+def _value(key: str, raw: str, types: tuple[type, ...], current: Any, optional: bool = False) -> Any:
+    """Return `raw` as one of `types`; a setting that may be unset also takes "none"."""
+    if optional and raw.lower() == "none":
+        return None
+    if bool in types:
+        if raw.lower() in ("true", "false"):
+            return raw.lower() == "true"
+    else:
+        value: Any = raw
+        if types != (str,):
+            try:
+                value = ast.literal_eval(raw)
+            except (ValueError, SyntaxError):
+                value = raw
+        if float in types and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if isinstance(value, types) and not isinstance(value, bool):
+            return value
+    expected = " or ".join(sorted(kind.__name__ for kind in types)) + (" or none" if optional else "")
+    raise ValueError(f"`{key}` takes {expected}. Received {raw!r}; the recipe has {current!r}.")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    listed = list(known)
+    near = difflib.get_close_matches(name, listed, n=3, cutoff=0.4)
+    return f"Did you mean: {', '.join(near)}?" if near else f"Known: {', '.join(listed)}."

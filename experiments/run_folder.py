@@ -1,0 +1,150 @@
+"""What a run leaves on disk, and how it is found again.
+
+runs/<recipe>-<time>/
+  run.json            recipe, settings, seed and the figures from before training: what `--restore` needs
+  result.json         RLlib's result dict, one JSON object per iteration (the name and format Tune uses)
+  events.out.*        the same for TensorBoard
+  episodes.jsonl      one record per episode (`learners/records.py`)
+  checkpoints/<n>/    RLlib checkpoints, n = iteration
+  model/              the trained model as a Hugging Face folder
+  summary.json, curves.png
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learners import records
+
+_METRICS = "result.json"
+_RUN = "run.json"
+_CHECKPOINTS = "checkpoints"
+
+
+class RunFolder:
+    """The folder of one run, new or restored."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the folder."""
+        self.path = path.resolve()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._tensorboard: Any = None
+
+    @classmethod
+    def of_checkpoint(cls, path: Path) -> tuple["RunFolder", Path]:
+        """Return the folder and the checkpoint that `--restore PATH` means: a run folder's latest, or the one named.
+
+        Raises:
+            ValueError: if there is no such checkpoint.
+        """
+        path = path.resolve()
+        if (path / _RUN).exists():
+            folder = cls(path)
+            checkpoints = folder.checkpoints()
+            if not checkpoints:
+                raise ValueError(f"`--restore {path}`: the run has no checkpoint yet. Start it anew.")
+            return folder, checkpoints[-1]
+        if path.parent.name == _CHECKPOINTS and (path.parent.parent / _RUN).exists() and path.exists():
+            return cls(path.parent.parent), path
+        raise ValueError(
+            f"`--restore {path}` is neither a run folder (with {_RUN}) nor a checkpoint in one. "
+            f"Name the folder that the run printed as its last lines."
+        )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The contents of run.json."""
+        return json.loads((self.path / _RUN).read_text())
+
+    def save_state(self, state: Mapping[str, Any]) -> None:
+        """Write run.json, whole or not at all."""
+        self.write_json(_RUN, state)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write a file of the folder, whole or not at all."""
+        target = self.path / name
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(jsonable(value), indent=2) + "\n")
+        partial.replace(target)
+        return target
+
+    def checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        folder = self.path / _CHECKPOINTS
+        return sorted((path for path in folder.glob("[0-9]*") if path.name.isdigit()), key=lambda path: int(path.name))
+
+    def save_checkpoint(self, algo: Any, num_to_keep: int) -> Path:
+        """Save the algorithm's checkpoint, whole or not at all, and remove those beyond `num_to_keep`."""
+        target = self.path / _CHECKPOINTS / f"{algo.iteration:06d}"
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            algo.save_to_path(str(partial))
+            partial.replace(target)
+        for old in self.checkpoints()[:-num_to_keep]:
+            shutil.rmtree(old)
+        return target
+
+    def continue_from(self, iteration: int) -> None:
+        """Drop metrics and records of later iterations, which the restored run does again."""
+        path = self.path / _METRICS
+        if path.exists():
+            kept = [json.dumps(row) + "\n" for row in self.results() if row["training_iteration"] <= iteration]
+            path.write_text("".join(kept))
+        records.truncate_after(self.path, iteration)
+
+    def append_result(self, result: Mapping[str, Any]) -> None:
+        """Append one iteration's result dict to result.json and TensorBoard."""
+        from tensorboardX import SummaryWriter
+
+        row = {key: value for key, value in result.items() if key not in ("config", "hostname", "node_ip", "pid")}
+        with (self.path / _METRICS).open("a") as file:
+            file.write(json.dumps(jsonable(row)) + "\n")
+        if self._tensorboard is None:
+            self._tensorboard = SummaryWriter(str(self.path), flush_secs=10)
+        for name, value in flatten(row):
+            if math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, global_step=row["training_iteration"])
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the result dicts written so far, an unfinished last line left out."""
+        path = self.path / _METRICS
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def close(self) -> None:
+        """Flush and close what is open."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` as JSON holds it: NaN and infinities, which JSON lacks, as null; other objects as text."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [jsonable(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return jsonable(value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a nested dict under names joined with slashes."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}/")
+        elif isinstance(value, int | float | np.number) and not isinstance(value, bool):
+            yield name, float(value)

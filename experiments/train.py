@@ -1,0 +1,70 @@
+"""Train a recipe.
+
+How to run:
+    python -m experiments.train quickstart
+    python -m experiments.train quickstart --num-iterations 20 --seed 1 --set kl_coeff=0.01 max_tool_calls=2
+    python -m experiments.train quickstart --restore runs/quickstart-20260101-120000
+    ray job submit --working-dir . -- python -m experiments.train quickstart
+
+It starts a Ray of its own (and joins a cluster only with --address or inside a submitted job), the sandbox, the vLLM
+actors and the learners; evaluates greedily before and after; and writes everything to the run folder
+(`experiments/run_folder.py`).
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+_STARTED = psutil.Process().create_time()  # the command's start, before the imports
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.train", description="Train a recipe.")
+    parser.add_argument("recipe", help="name of a recipe: quickstart, quickstart_no_tool, smollm2_gsm8k")
+    parser.add_argument(
+        "--num-iterations", type=int, help="training iterations in all, those before --restore included"
+    )
+    parser.add_argument("--seed", type=int, help="seed of problems, sampling and initialisation (default: 0)")
+    parser.add_argument("--storage-path", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    parser.add_argument(
+        "--restore", type=Path, metavar="PATH", help="run folder, or a checkpoint in one, to go on with"
+    )
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--address", help="Ray cluster to join, as in ray.init (default: start one)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    arguments = parse_arguments(argv)
+    # After the arguments: a wrong one is answered at once, without half a minute of imports.
+    from experiments.run import Run
+
+    try:
+        run = Run.prepare(arguments, started=_STARTED)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"{parser_name()}: error: {error}", file=sys.stderr)
+        return 2
+    try:
+        run.execute()
+    except KeyboardInterrupt:
+        print(f"Stopped. {run.how_to_go_on()}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parser_name() -> str:
+    """Return how the command names itself in errors."""
+    return "experiments.train"
+
+
+if __name__ == "__main__":
+    status = main()
+    print(f"Done in {time.time() - _STARTED:.0f} s." if status == 0 else f"Ended with status {status}.", flush=True)
+    sys.exit(status)

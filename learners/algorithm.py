@@ -1,0 +1,385 @@
+"""`ToRL`: the training loop as an RLlib `Algorithm`; `training_step` reads as sample, advantage, update, sync."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+from learners import records
+from learners.advantages import group_advantages
+from learners.config import ToRLConfig
+from learners.episodes import EpisodeRecord, SampleResult
+from learners.learner_group import RowRef
+from learners.metrics import combine_sample_metrics, episode_metrics
+from learners.weight_sync import build_weight_sync
+from torl_env.problems import Problem, ProblemSet, ProblemStream
+
+ADVANTAGE_TIMER = "advantage_timer"
+_STATE_KEY = "torl"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The episodes of one `sample()` over all runners, group by group in the order of the problems.
+
+    Args:
+        problems: (P,) the problems, one group each.
+        records: P * G records.
+        refs: (P,) references to each group's `list[TokenEpisode]`.
+        metrics: the runners' own figures, combined.
+    """
+
+    problems: Sequence[Problem]
+    records: list[EpisodeRecord]
+    refs: list[ray.ObjectRef]
+    metrics: dict[str, float]
+
+
+class ToRL(Algorithm):
+    """Tool-integrated RL of a language model (arXiv 2503.23383) with GRPO (arXiv 2402.03300).
+
+    vLLM actors (`LLMEnvRunner`) sample groups of episodes in which the model may run code in the sandbox; the driver
+    turns rewards into group-relative advantages; FSDP2 workers (`LLMLearner`) fetch the tokens and update; the new
+    weights go back into the engines. Small records reach the driver, tokens stay in the object store.
+    """
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> ToRLConfig:
+        """Return the paper's settings."""
+        return ToRLConfig()
+
+    @override(Algorithm)
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Start sandbox, engines and learners at the same time; on a failure stop what was started."""
+        self.policy_version = 0
+        self.num_programs_executed = 0
+        self.num_response_tokens = 0
+        self.last_batch: Batch | None = None
+        self.last_evaluation: Batch | None = None
+        self._sandbox_started = False
+        self._sandbox_app = self.config.sandbox_app or f"torl-sandbox-{uuid4().hex[:8]}"
+        self._stream = ProblemStream(_load_problems(self.config, "train"), seed=self.config.seed or 0)
+        starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-start")
+        try:
+            sandbox: Future[bool] = starter.submit(self._start_sandbox)
+            super().setup(config)
+            self._evaluation_problems = _load_problems(self.evaluation_config, "test")
+            self._sandbox_started = sandbox.result()
+            self.env_runner_group.foreach_env_runner(partial(_connect_sandbox, app=self._sandbox_app))
+            self._weight_sync = build_weight_sync(self.config, self.learner_group, self.env_runner_group)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._sandbox_started = sandbox.result()
+            self.cleanup()
+            raise
+        finally:
+            starter.shutdown(wait=False)
+
+    def _start_sandbox(self) -> bool:
+        """Return whether this algorithm started the application (and so removes it)."""
+        from torl_env.sandbox.deployment import start_sandbox
+
+        if "sandbox" in self.config.env_config:
+            return False
+        return start_sandbox(
+            self._sandbox_app,
+            num_replicas=self.config.sandbox_num_replicas,
+            max_concurrent_runs=self.config.sandbox_max_concurrent_runs,
+            memory_mb=self.config.sandbox_memory_mb,
+        )
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        """Sample, advantage, update, sync.
+
+        Raises:
+            RuntimeError: if a runner or learner failed, or if no episode of the batch counts.
+        """
+        iteration = self.iteration + 1
+        stream_state = self._stream.get_state()
+        try:
+            with self._timed("sample_s", ENV_RUNNER_SAMPLING_TIMER):
+                batch = self.sample_batch(
+                    self._stream.next_batch(self.config.num_problems_per_step),
+                    group_size=self.config.group_size,
+                    temperature=self.config.temperature,
+                    iteration=iteration,
+                )
+            with self._timed("advantage_s", ADVANTAGE_TIMER):
+                advantages = self._advantages(batch)
+                rows = _rows(batch, advantages)
+            with self._timed("update_s", LEARNER_UPDATE_TIMER):
+                update = self.learner_group.update_rows(
+                    rows, minibatch_size=self.config.minibatch_size, seed=(self.config.seed or 0) + iteration
+                )
+            with self._timed("sync_s", SYNCH_WORKER_WEIGHTS_TIMER):
+                self.policy_version += 1
+                self._weight_sync.sync(self.policy_version)
+        except BaseException:
+            # A step that did not end is done again from the same problems.
+            self._stream.set_state(stream_state)
+            raise
+        self.last_batch = batch
+        self._log_step(batch, update.metrics, num_rows=len(rows))
+        if records.is_recorded(iteration):
+            self._record(batch, iteration, "train", records.MAX_EPISODES_PER_ITERATION, advantages, update.logp)
+
+    @override(Algorithm)
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Answer the evaluation problems greedily, on the samplers' own engines.
+
+        Returns:
+            `{"env_runners": {...}}` with the figures of `learners.metrics.episode_metrics`.
+        """
+        make_callback("on_evaluate_start", self.callbacks, kwargs={"algorithm": self, "metrics_logger": self.metrics})
+        batch = self.sample_batch(
+            self._evaluation_problems[: self.config.evaluation_duration],
+            group_size=1,
+            temperature=0.0,
+            iteration=self.iteration,
+        )
+        self.last_evaluation = batch
+        figures = episode_metrics(batch.records)
+        results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, "episode_return_mean": figures["reward_mean"]}}
+        self._record(batch, self.iteration, "evaluation", records.MAX_EPISODES_PER_EVALUATION)
+        make_callback(
+            "on_evaluate_end",
+            self.callbacks,
+            kwargs={"algorithm": self, "metrics_logger": self.metrics, "evaluation_metrics": results},
+        )
+        return results
+
+    def sample_batch(
+        self, problems: Sequence[Problem], *, group_size: int, temperature: float, iteration: int
+    ) -> Batch:
+        """Sample one group of episodes per problem, spread over all runners.
+
+        Args:
+            problems: (P,) problems.
+            group_size: episodes per problem.
+            temperature: 0 is greedy.
+            iteration: enters the seeds of the requests, so that the same call samples the same tokens.
+
+        Raises:
+            RuntimeError: with the runner's traceback, if one failed.
+        """
+        runner_ids = self.env_runner_group.healthy_env_runner_ids()
+        shares = [list(range(i, len(problems), len(runner_ids))) for i in range(len(runner_ids))]
+        results = self.env_runner_group.foreach_env_runner(
+            [
+                partial(
+                    _sample,
+                    problems=[problems[i] for i in share],
+                    group_ids=share,
+                    group_size=group_size,
+                    temperature=temperature,
+                    iteration=iteration,
+                )
+                for share in shares
+            ],
+            remote_worker_ids=runner_ids,
+            local_env_runner=False,
+        )
+        if len(results) < len(runner_ids):
+            raise RuntimeError(f"{len(runner_ids) - len(results)} of {len(runner_ids)} samplers died; see their logs.")
+        for result in results:
+            if result.error:
+                raise RuntimeError(f"A sampler failed:\n{result.error}")
+        batch = _in_order(problems, shares, results, group_size)
+        self.num_programs_executed += sum(len(record.tool_calls) for record in batch.records)
+        self.num_response_tokens += sum(record.num_response_tokens for record in batch.records)
+        return batch
+
+    def num_sandbox_runs(self) -> int:
+        """Return how many programs ran in all replicas of the sandbox application, as counted there."""
+        from torl_env.sandbox.deployment import sandbox_stats
+
+        return sandbox_stats(self._sandbox_app)["num_runs"]
+
+    def _advantages(self, batch: Batch) -> np.ndarray:
+        """Return (P * G,) float32 advantages, 0 where an episode does not count."""
+        if not any(record.counts for record in batch.records):
+            reasons = sorted({record.stop_reason for record in batch.records})
+            raise RuntimeError(
+                f"None of the {len(batch.records)} episodes of this step says anything about the policy (stop reasons: "
+                f"{', '.join(reasons)}). Check the sandbox and the grader, or `max_prompt_tokens`."
+            )
+        shape = (len(batch.problems), -1)
+        rewards = np.array([record.reward for record in batch.records], np.float32).reshape(shape)
+        counts = np.array([record.counts for record in batch.records]).reshape(shape)
+        return np.concatenate(
+            [
+                group_advantages(rewards_G, counts_G, normalize_std=self.config.normalize_advantages)
+                for rewards_G, counts_G in zip(rewards, counts, strict=True)
+            ]
+        )
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, timer: str) -> Iterator[None]:
+        """Log the block's seconds: this step's as `timings/<name>`, RLlib's moving average under its own timer key."""
+        start = time.perf_counter()
+        with self.metrics.log_time((TIMERS, timer)):
+            yield
+        self.metrics.log_value(("timings", name), time.perf_counter() - start, window=1)
+
+    def _log_step(self, batch: Batch, update: dict[str, float], num_rows: int) -> None:
+        self.metrics.aggregate(
+            self.env_runner_group.foreach_env_runner("get_metrics", local_env_runner=False), key=ENV_RUNNER_RESULTS
+        )
+        figures = {**episode_metrics(batch.records), **batch.metrics, "policy_version": self.policy_version}
+        for name, value in figures.items():
+            self.metrics.log_value((ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
+        for name, value in update.items():
+            self.metrics.log_value((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), value, window=1)
+        num_steps = sum(record.num_turns for record in batch.records if record.counts)
+        self.metrics.log_value(
+            (LEARNER_RESULTS, ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), num_steps, reduce="lifetime_sum"
+        )
+
+    def _record(
+        self,
+        batch: Batch,
+        iteration: int,
+        split: str,
+        max_episodes: int,
+        advantages: np.ndarray | None = None,
+        logp: dict[int, np.ndarray] | None = None,
+    ) -> None:
+        group_size = len(batch.records) // len(batch.problems)
+        num_groups = max(1, max_episodes // group_size)
+        lines = []
+        for group, tokens in enumerate(ray.get(batch.refs[:num_groups])):
+            for sample in range(group_size):
+                row = group * group_size + sample
+                record = batch.records[row]
+                lines.append(
+                    records.episode_line(
+                        record,
+                        tokens[sample],
+                        iteration=iteration,
+                        split=split,
+                        answer=batch.problems[group].answer,
+                        advantage=advantages[row] if advantages is not None and record.counts else None,
+                        logp=logp.get(row) if logp else None,
+                    )
+                )
+        records.append(Path(self.logdir), lines)
+
+    @override(Algorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state plus the position in the problem stream and the policy version."""
+        state = super().get_state(*args, **kwargs)
+        state[_STATE_KEY] = {"stream": self._stream.get_state(), "policy_version": self.policy_version}
+        return state
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned and bring the engines to the restored weights."""
+        super().set_state(state)
+        if _STATE_KEY in state:
+            self._stream.set_state(state[_STATE_KEY]["stream"])
+            self.policy_version = state[_STATE_KEY]["policy_version"]
+
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restore a checkpoint; afterwards the engines sample with its weights."""
+        super().restore_from_path(path, *args, **kwargs)
+        self._weight_sync.sync(self.policy_version)
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        """Stop engines and learners, and remove the sandbox application if this algorithm started it."""
+        from torl_env.sandbox.deployment import stop_sandbox
+
+        try:
+            super().cleanup()
+        finally:
+            if self._sandbox_started:
+                self._sandbox_started = False
+                stop_sandbox(self._sandbox_app)
+
+    @classmethod
+    @override(Algorithm)
+    def _should_create_evaluation_env_runners(cls, eval_config: AlgorithmConfig) -> bool:
+        """Evaluation uses the samplers' engines: a second runner would hold a second copy of the model."""
+        return False
+
+    def _setup_logdir(self) -> None:
+        """Write to `config.run_dir` where one is set (and no Tune storage), else where RLlib would."""
+        if self._storage is None and self.config.run_dir is not None:
+            self._logdir = str(self.config.run_dir)
+            Path(self._logdir).mkdir(parents=True, exist_ok=True)
+        else:
+            super()._setup_logdir()
+
+
+def _load_problems(config: AlgorithmConfig, split: str) -> ProblemSet:
+    problems = config.env_config.get("problems", "arithmetic")
+    if isinstance(problems, str | Path):
+        return ProblemSet.load(problems, split=split)
+    return problems if isinstance(problems, ProblemSet) else ProblemSet(problems)
+
+
+def _rows(batch: Batch, advantages: np.ndarray) -> list[RowRef]:
+    group_size = len(batch.records) // len(batch.problems)
+    return [
+        RowRef(
+            ref=batch.refs[row // group_size],
+            index=row % group_size,
+            num_tokens=record.num_tokens,
+            num_response_tokens=record.num_response_tokens,
+            advantage=float(advantages[row]),
+            row_id=row,
+        )
+        for row, record in enumerate(batch.records)
+        if record.counts
+    ]
+
+
+def _in_order(
+    problems: Sequence[Problem], shares: list[list[int]], results: list[SampleResult], group_size: int
+) -> Batch:
+    """Put the groups of all runners back into the order of the problems."""
+    all_records: list[list[EpisodeRecord]] = [[] for _ in problems]
+    refs: list[Any] = [None] * len(problems)
+    for share, result in zip(shares, results, strict=True):
+        for position, group in enumerate(share):
+            all_records[group] = result.records[position * group_size : (position + 1) * group_size]
+            refs[group] = result.refs[position]
+    return Batch(
+        problems=problems,
+        records=[record for group in all_records for record in group],
+        refs=refs,
+        metrics=combine_sample_metrics([result.metrics for result in results]),
+    )
+
+
+def _sample(env_runner: Any, **kwargs: Any) -> SampleResult:
+    return env_runner.sample(**kwargs)
+
+
+def _connect_sandbox(env_runner: Any, app: str) -> None:
+    env_runner.connect_sandbox(app)

@@ -1,0 +1,110 @@
+r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON object a line.
+
+    iteration        training iteration the episode was sampled in, from 1; that of the last one for an evaluation, 0 before any
+    split            "train" or "evaluation"
+    problem_id       `Problem.id`;  `kind`: `Problem.kind`;  `answer`: the gold answer
+    group_id         episodes of one problem in one iteration share it;  `sample_index`: 0..G-1 within the group
+    turns            [[role, text], ...], roles "prompt", "response", "observation"
+    token_ids        (T,) all tokens of the episode, as sampled
+    loss_mask        (T,) 1 on response tokens, which are trained on
+    action_logp      (R,) log-probs of the R response tokens in order, from the sampler
+    logp             (R,) the same from the learner before its update; null where the learner did not see the episode
+    advantage        group-relative advantage; null where the episode left the batch or was an evaluation
+    reward, reward_terms, verdict, terminated, truncated, stop_reason, error
+    tool_calls       [{status, run_s, queue_s, wait_s}, ...]
+    policy_version   number of weight updates before it was sampled
+    duration_s       seconds from the prompt to the reward
+
+Bounded for long runs by `is_recorded`: of a recorded iteration the first groups up to 128 episodes, of an evaluation
+the first 200 episodes; iterations 1-100 are all recorded, then every 10th up to 1,000, then every 100th. Floats keep
+six digits.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learners.episodes import EpisodeRecord, TokenEpisode
+
+FILE_NAME = "episodes.jsonl"
+MAX_EPISODES_PER_ITERATION = 128
+MAX_EPISODES_PER_EVALUATION = 200
+
+
+def is_recorded(iteration: int) -> bool:
+    """Return whether the episodes of this training iteration (from 1) are written."""
+    if iteration <= 100:
+        return True
+    return iteration % (10 if iteration <= 1000 else 100) == 0
+
+
+def episode_line(
+    record: EpisodeRecord,
+    tokens: TokenEpisode | None,
+    *,
+    iteration: int,
+    split: str,
+    answer: str,
+    advantage: float | None = None,
+    logp: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Return the JSON object of one episode, as the module's docstring lists it.
+
+    Args:
+        record: what the driver knows.
+        tokens: its token arrays; None for an episode that has none (the prompt was too long, say).
+        iteration: see above.
+        split: see above.
+        answer: the gold answer.
+        advantage: see above.
+        logp: (R,) float32 from the learner.
+    """
+    return {
+        "iteration": iteration,
+        "split": split,
+        "problem_id": record.problem_id,
+        "kind": record.kind,
+        "answer": answer,
+        "group_id": record.group_id,
+        "sample_index": record.sample_index,
+        "turns": [list(turn) for turn in record.turns],
+        "token_ids": [] if tokens is None else tokens.token_ids.tolist(),
+        "loss_mask": [] if tokens is None else tokens.loss_mask.astype(int).tolist(),
+        "action_logp": [] if tokens is None else _rounded(tokens.action_logp[tokens.loss_mask]),
+        "logp": None if logp is None else _rounded(logp),
+        "advantage": None if advantage is None else round(float(advantage), 6),
+        "reward": record.reward,
+        "reward_terms": dict(record.reward_terms),
+        "verdict": record.verdict,
+        "terminated": record.terminated,
+        "truncated": record.truncated,
+        "stop_reason": record.stop_reason,
+        "error": record.error,
+        "tool_calls": [asdict(call) for call in record.tool_calls],
+        "policy_version": record.policy_version,
+        "duration_s": round(record.duration_s, 6),
+    }
+
+
+def append(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Append the objects to the folder's `episodes.jsonl`."""
+    with (folder / FILE_NAME).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def truncate_after(folder: Path, iteration: int) -> None:
+    """Drop the lines of later iterations: a run restored from an earlier checkpoint writes them anew."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        kept = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(float(value), 6) for value in values]

@@ -1,0 +1,70 @@
+"""`ToRLConfig`: the paper's defaults, and what `validate` refuses."""
+
+import pytest
+
+from learners.config import ToRLConfig
+
+
+def make() -> ToRLConfig:
+    return ToRLConfig().language_model("some/model")
+
+
+def test_defaults_are_the_papers() -> None:
+    config = make()
+    config.validate()
+    assert (config.num_problems_per_step, config.group_size, config.minibatch_size) == (128, 16, 1024)
+    assert (config.max_prompt_tokens, config.max_response_tokens) == (400, 3072)
+    assert (config.lr, config.kl_coeff, config.temperature, config.clip_param) == (1e-6, 0.0, 1.0, 0.2)
+    assert config.env_config["max_tool_calls"] == 1
+
+
+def test_groups_return_the_config_and_set_what_they_are_given_only() -> None:
+    config = make().sampling(group_size=4).sandbox(timeout_s=1.5).training(kl_coeff=0.1, lr=2e-6)
+    assert (config.group_size, config.sandbox_timeout_s, config.kl_coeff, config.lr) == (4, 1.5, 0.1, 2e-6)
+    assert config.max_response_tokens == 3072
+
+
+def test_a_copy_and_a_state_round_trip_keep_the_settings() -> None:
+    config = make().sampling(engine_kwargs={"block_size": 32})
+    assert config.copy().engine_kwargs == {"block_size": 32}
+    assert ToRLConfig.from_state(config.get_state()).engine_kwargs == {"block_size": 32}
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
+def test_truncated_sampling_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is not supported.*biased"):
+        make().sampling(**{name: 1})
+
+
+def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="grup_size"):
+        make().sampling(grup_size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model_path", None, "`model` is missing"),
+        ("dtype", "float16", "`dtype` must be one of"),
+        ("group_size", 1, "`group_size` must be an integer >= 2. Received 1"),
+        ("num_problems_per_step", 0, "`num_problems_per_step` must be an integer >= 1. Received 0"),
+        ("minibatch_size", 2.5, "`minibatch_size` must be an integer >= 1. Received 2.5"),
+        ("max_response_tokens", True, "`max_response_tokens` must be an integer >= 1. Received True"),
+        ("temperature", 0.0, "`temperature` must be > 0. Received 0.0"),
+        ("kl_coeff", -0.1, "`kl_coeff` must be >= 0. Received -0.1"),
+        ("clip_param_high", 0.1, r"`clip_param_high` \(0.1\) must be >= `clip_param` \(0.2\)"),
+        ("grad_clip_by", "norm", "`grad_clip_by` must be 'global_norm'"),
+        ("sandbox_num_replicas", "many", "'auto' or an integer >= 1. Received 'many'"),
+        ("num_env_runners", 0, "`num_env_runners` must be >= 1"),
+        ("evaluation_num_env_runners", 1, "`evaluation_num_env_runners` must be 0"),
+    ],
+)
+def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: object, message: str) -> None:
+    config = make()
+    setattr(config, name, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_clip_param_high_above_clip_param_is_accepted() -> None:
+    make().training(clip_param=0.2, clip_param_high=0.28).validate()

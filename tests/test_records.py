@@ -1,0 +1,63 @@
+"""Episode records on disk: what a line holds, which iterations are written, and a restored run's file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learners import records
+from learners.episodes import TokenEpisode
+from tests.test_metrics import record
+
+
+def test_a_line_holds_tokens_masks_and_both_logps() -> None:
+    tokens = TokenEpisode(
+        token_ids=np.array([5, 6, 7, 8], np.int32),
+        loss_mask=np.array([False, True, False, True]),
+        action_logp=np.array([0, -0.5, 0, -0.25], np.float32),
+        prompt_length=1,
+        policy_version=3,
+    )
+    line = records.episode_line(
+        record(r"\boxed{1}"),
+        tokens,
+        iteration=4,
+        split="train",
+        answer="1",
+        advantage=0.5,
+        logp=np.array([-0.5, -0.3], np.float32),
+    )
+    line = json.loads(json.dumps(line))
+    assert line["token_ids"] == [5, 6, 7, 8]
+    assert line["loss_mask"] == [0, 1, 0, 1]
+    assert line["action_logp"] == [-0.5, -0.25]
+    assert line["logp"] == [-0.5, -0.3]
+    assert (line["iteration"], line["advantage"], line["answer"]) == (4, 0.5, "1")
+    assert line["turns"] == [["prompt", "Q"], ["response", r"\boxed{1}"]]
+
+
+def test_an_episode_without_tokens_is_recorded_too() -> None:
+    line = records.episode_line(record(stop_reason="prompt_too_long"), None, iteration=1, split="train", answer="1")
+    assert line["token_ids"] == [] and line["logp"] is None and line["stop_reason"] == "prompt_too_long"
+
+
+@pytest.mark.parametrize(
+    ("iteration", "recorded"), [(1, True), (100, True), (101, False), (110, True), (1010, False), (1100, True)]
+)
+def test_long_runs_are_thinned_out(iteration: int, recorded: bool) -> None:
+    assert records.is_recorded(iteration) is recorded
+
+
+def test_a_restored_run_drops_the_lines_it_will_write_again(tmp_path: Path) -> None:
+    records.append(tmp_path, [{"iteration": number, "split": "train"} for number in (1, 2, 3)])
+    with (tmp_path / records.FILE_NAME).open("a") as file:
+        file.write('{"iteration": 1, "cut off')
+    records.truncate_after(tmp_path, 2)
+    rows = [json.loads(line) for line in (tmp_path / records.FILE_NAME).read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+
+
+def test_nothing_to_drop_is_fine(tmp_path: Path) -> None:
+    records.truncate_after(tmp_path, 2)
+    assert not (tmp_path / records.FILE_NAME).exists()
