@@ -1,8 +1,8 @@
 """What the sampler returns: one episode as token arrays for the learner, as a small record for the driver.
 
-The token arrays stay in the object store (one object per group) and are fetched by the learner that trains on them; the driver
-computes advantages, metrics and the records on disk from `EpisodeRecord`s alone. Importable without Ray: only
-`to_single_agent_episode` needs RLlib.
+The token arrays stay in the object store (one object per group) and are fetched by the learner that trains on them;
+the driver computes advantages, metrics and the records on disk from `EpisodeRecord`s alone. Importable without Ray:
+only `to_single_agent_episode` needs RLlib.
 
 Shapes: T tokens of one episode (prompt, responses and observations), G episodes of one group.
 """
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import gymnasium
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-# Why an episode says nothing about the policy; such episodes leave the loss and the group baseline. Everything else counts.
+# Why an episode says nothing about the policy; such episodes leave the loss and the group baseline. Everything else
+# counts.
 STOP_PROMPT_TOO_LONG = "prompt_too_long"
 STOP_ENGINE_ERROR = "engine_error"
 EXCLUDED_STOP_REASONS = frozenset({STOP_PROMPT_TOO_LONG, STOP_ENGINE_ERROR, "sandbox_error", "grader_unknown"})
@@ -36,14 +37,14 @@ class TokenEpisode:
         loss_mask       0  0  0  1  1  1  0  0  1  1     R2 is the last token of the marker that stopped the first turn
         action_logp     0  0  0 a3 a4 a5  0  0 a8 a9     a5 = log p(token_ids[5] | token_ids[:5])
 
-    Row t describes token t; a learner that predicts token t+1 at position t shifts by one itself. An end-of-sequence token is
-    a response token like any other: it was sampled.
+    Row t describes token t; a learner that predicts token t+1 at position t shifts by one itself. An end-of-sequence
+    token is a response token like any other: it was sampled.
 
     Args:
         token_ids: (T,) int32.
         loss_mask: (T,) bool, True on response tokens; False on prompt and observation tokens.
-        action_logp: (T,) float32, natural log-probability under the distribution sampled from (temperature included); 0 where
-            `loss_mask` is False.
+        action_logp: (T,) float32, natural log-probability under the distribution sampled from (temperature included);
+            0 where `loss_mask` is False.
         prompt_length: Number of prompt tokens, 1 <= prompt_length <= T.
         policy_version: Version of the weights all response tokens were sampled with.
 
@@ -67,7 +68,8 @@ class TokenEpisode:
                 )
         if not 1 <= self.prompt_length <= len(self.token_ids):
             raise ValueError(
-                f"`prompt_length` must lie in [1, {len(self.token_ids)}], the number of tokens. Received {self.prompt_length}."
+                f"`prompt_length` must lie in [1, {len(self.token_ids)}], the number of tokens. "
+                f"Received {self.prompt_length}."
             )
         if self.loss_mask[: self.prompt_length].any():
             raise ValueError(
@@ -128,8 +130,8 @@ class EpisodeRecord:
         num_prompt_tokens: Prompt tokens.
         num_tokens: All tokens, prompt included.
         num_response_tokens: Sampled tokens.
-        turns: (role, text) in order; roles "prompt", "response", "observation". Text is decoded from the tokens, special
-            tokens left out.
+        turns: (role, text) in order; roles "prompt", "response", "observation". Text is decoded from the tokens,
+            special tokens left out.
         tool_calls: One per program executed, in order.
         duration_s: Seconds from reset to the last token graded.
     """
@@ -193,8 +195,8 @@ def to_single_agent_episode(
 ) -> "SingleAgentEpisode":
     """Return the episode as RLlib's callbacks know it: text observations, text actions, one step per response.
 
-    Code steps have reward 0, the last step has the episode's. A response without an observation after it (the final answer, or
-    a limit) is followed by the empty observation. The last info carries the record as `info["record"]`.
+    Code steps have reward 0, the last step has the episode's. A response without an observation after it (the final
+    answer, or a limit) is followed by the empty observation. The last info carries the record as `info["record"]`.
     """
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
