@@ -279,9 +279,12 @@ def test_two_set_ups_at_once_install_once(project, monkeypatch):
     # The first command says that it has begun and waits; both ends of a FIFO block until the other is there.
     project.before_install.write_text(f"echo > {held}; read _ < {release}\n")
     says_it_waits = threading.Event()
-    monkeypatch.setattr(
-        setup_venv, "print", lambda text, **_: "waiting for it" in text and says_it_waits.set(), raising=False
-    )
+
+    def note(text, flush):
+        if "waiting for it" in text:
+            says_it_waits.set()
+
+    monkeypatch.setattr(setup_venv, "print", note, raising=False)
     runs = project.num_runs()
     with ThreadPoolExecutor() as pool:
         first = pool.submit(make_whole, project.target, 0)

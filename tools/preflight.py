@@ -97,9 +97,9 @@ def objections(machine: Machine, disk_gb: float) -> List[str]:
 
 def _glibc() -> Tuple[int, int]:
     try:
-        name, version = os.confstr("CS_GNU_LIBC_VERSION").split()
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
         major, minor = version.split(".")[:2]
-    except (AttributeError, OSError, ValueError):  # Not Linux, or another C library.
+    except (OSError, ValueError):  # Not Linux, or another C library.
         return (0, 0)
     return (int(major), int(minor)) if name == "glibc" else (0, 0)
 
