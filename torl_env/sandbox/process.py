@@ -89,7 +89,14 @@ class Zygote:
     @property
     def alive(self) -> bool:
         """Whether new programs can be started."""
-        return self._process.poll() is None
+        if self._process.poll() is not None:
+            return False
+        try:  # a dying process has lost its socket before it can be waited for
+            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     @property
     def pid(self) -> int:

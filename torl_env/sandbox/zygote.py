@@ -52,6 +52,8 @@ def serve(control: socket.socket, base: str) -> bytes:
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 3)
         if not message:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)  # returns, with that error, once every keeper has ended
             shutil.rmtree(base, ignore_errors=True)
             os._exit(0)
         if os.fork() == 0:
@@ -146,11 +148,12 @@ def run_program(code: bytes) -> int:
     return_code = _execute(code)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the program's threads
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        return_code = return_code or 120  # as Python does
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:  # a full disk, or whatever the program put in the stream's place
+            return_code = return_code or 120  # as Python does
     return return_code
 
 
@@ -164,7 +167,10 @@ def _execute(code: bytes) -> int:
     except BaseException as error:
         traceback = error.__traceback__
         error.__traceback__ = traceback.tb_next if traceback else None  # without this function's frame
-        sys.excepthook(type(error), error, error.__traceback__)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except Exception:  # the program put its own in place
+            sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     return 0
 
