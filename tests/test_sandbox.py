@@ -336,7 +336,7 @@ async def test_a_killed_owner_leaves_no_process_and_no_file() -> None:
         owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(note))
         assert await owner.wait() == -signal.SIGKILL
         pid, cwd, _ = note.read_text().split()
-        while Path(cwd).parent.exists():  # the zygote removes it last, after the program is gone
+        while Path(cwd).exists():  # removed after the program is dead
             await asyncio.sleep(0.01)
         assert_dead(int(pid))
 

@@ -25,6 +25,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import types
 
 # What short programs import most: paid once here, not by every program. `random` reseeds itself after a fork.
@@ -44,33 +45,31 @@ undefined
 """
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
+_TEMPORARY = tempfile.gettempdir()
 
 
-def serve(control: socket.socket, base: str) -> bytes:
+def serve(control: socket.socket) -> bytes:
     """Fork a keeper per message until the control socket ends; return the code, in the program's process only."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers report on their own channel; the kernel reaps them
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1, 3)
         if not message:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)  # returns, with that error, once every keeper has ended
-            shutil.rmtree(base, ignore_errors=True)
             os._exit(0)
         if os.fork() == 0:
             control.close()
-            return keep(fds[0], fds[1], fds[2], base)
+            return keep(*fds)
         for fd in fds:
             os.close(fd)
 
 
-def keep(channel_fd: int, stdout_fd: int, stderr_fd: int, base: str) -> bytes:
+def keep(channel_fd: int, stdout_fd: int, stderr_fd: int) -> bytes:
     """Fork the program and see to its end; return the code, in the program's process only."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     channel = socket.socket(fileno=channel_fd)
     num_code_bytes, *limits = REQUEST.unpack(_receive(channel, REQUEST.size))
     code = _receive(channel, num_code_bytes)
-    directory = os.path.join(base, str(os.getpid()))
+    directory = os.path.join(_TEMPORARY, f"torl-run-{os.getpid()}-{time.time_ns()}")
     os.mkdir(directory, 0o700)
     program = os.fork()
     if program == 0:
@@ -191,4 +190,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     gc.collect()
     gc.freeze()  # else every program's first collection copies all pages of the zygote
-    os._exit(run_program(serve(control_socket, tempfile.mkdtemp(prefix="torl-sandbox-"))))
+    os._exit(run_program(serve(control_socket)))

@@ -1,0 +1,183 @@
+"""The sandbox as a Ray Serve application, on a real one."""
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from torl_env import ExecutionResult, Status
+from torl_env.sandbox.deployment import (
+    SERVE_ENVIRONMENT,
+    SandboxStats,
+    ServeSandbox,
+    sandbox_stats,
+    start_sandbox,
+    stop_sandbox,
+)
+
+T = TypeVar("T")
+NAME = "sandbox-under-test"
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as environment:
+        for variable, value in SERVE_ENVIRONMENT.items():
+            environment.setenv(variable, value)
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="warning")
+        assert start_sandbox(NAME, num_replicas=2, max_concurrent_runs=1)
+        yield NAME
+        stop_sandbox(NAME)
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def loop(application: str) -> Iterator[asyncio.AbstractEventLoop]:
+    """One loop for the module, as a driver or an actor has: Serve's handles live on the loop that made them."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def client(loop: asyncio.AbstractEventLoop) -> Iterator[ServeSandbox]:
+    client = ServeSandbox(NAME)
+    yield client
+    loop.run_until_complete(client.close())
+    late = loop.run_until_complete(client.run("print(1)", 10))
+    assert late.stderr == "SandboxError: the sandbox client is closed"
+
+
+def within(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    return loop.run_until_complete(asyncio.wait_for(coroutine, 60))
+
+
+def test_a_program_runs_in_a_replica(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    result = within(loop, client.run("import os\nprint(6 * 7, os.environ.get('RAY_JOB_ID'))", 10))
+    assert (result.status, result.stdout) == (Status.SUCCESS, "42 None\n")
+    failed = within(loop, client.run("print(a)", 10))
+    assert (failed.status, failed.return_code) == (Status.FAILED, 1)
+
+
+def test_every_program_is_counted_once_over_all_replicas(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    async def many() -> list[ExecutionResult]:
+        return await asyncio.gather(*[client.run(f"print({i})", 10) for i in range(200)])
+
+    before = sandbox_stats(NAME)
+    results = within(loop, many())
+    assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
+    assert sandbox_stats(NAME) == SandboxStats(before.num_runs + 200, num_replicas=2)
+
+
+def test_stats_work_inside_a_running_loop(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    async def ask() -> SandboxStats:
+        await client.run("1", 10)
+        return sandbox_stats(NAME)
+
+    assert within(loop, ask()).num_runs > 0
+
+
+def test_a_thousand_waiting_calls_cost_no_thread_each(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    async def wait_and_cancel() -> int:
+        await client.run("1", 10)
+        before = threading.active_count()
+        calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        threads = threading.active_count() - before
+        for call in calls:
+            call.cancel()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended)
+        return threads
+
+    assert within(loop, wait_and_cancel()) < 10
+
+
+def test_cancelled_calls_free_the_replicas(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    async def hold_and_cancel() -> ExecutionResult:
+        calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(4)]
+        await asyncio.wait(calls, timeout=0.5)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return await client.run("print(1)", 10)
+
+    assert within(loop, hold_and_cancel()).ok
+
+
+def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
+    import ray
+
+    class Caller:
+        def call(self, client: ServeSandbox, count: int) -> int:
+            async def many() -> int:
+                results = await asyncio.gather(*[client.run(f"print({i})", 10) for i in range(count)])
+                await client.close()
+                return sum(int(result.stdout) for result in results)
+
+            return asyncio.run(many())
+
+    # 0 + 1 + ... + 49 = 1225
+    assert (
+        ray.get(ray.remote(num_cpus=0)(Caller).remote().call.remote(ServeSandbox(application), 50), timeout=60) == 1225
+    )
+
+
+def test_a_call_in_flight_survives_the_death_of_its_replica(
+    loop: asyncio.AbstractEventLoop, client: ServeSandbox, tmp_path: Path
+) -> None:
+    async def kill_one_replica() -> ExecutionResult:
+        # The program's keeper is the zygote's child, the zygote the replica's; the second time it lets the program end.
+        code = (
+            "import os, signal, pathlib, sys\n"
+            f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
+            "def parent(pid): return int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
+            "if not flag.exists():\n"
+            "    flag.touch()\n"
+            "    os.kill(parent(parent(os.getppid())), signal.SIGKILL)\n"
+            "    signal.pause()\n"
+            "print('again')\n"
+        )
+        return await client.run(code, 30)
+
+    started = time.monotonic()
+    result = within(loop, kill_one_replica())
+    assert result.stdout == "again\n"
+    assert time.monotonic() - started < 30
+
+
+def test_a_running_application_is_reused(application: str) -> None:
+    assert start_sandbox(application) is False
+
+
+def test_a_missing_application_is_a_sandbox_error(loop: asyncio.AbstractEventLoop, application: str) -> None:
+    result = within(loop, ServeSandbox("no-such-application").run("print(1)", 10))
+    assert result.status is Status.SANDBOX_ERROR
+    assert "'no-such-application' did not answer" in result.stderr
+    stop_sandbox("no-such-application")
+
+
+def test_settings_out_of_range_are_named(application: str) -> None:
+    with pytest.raises(ValueError, match=r"`num_replicas` \(0\)"):
+        start_sandbox("other", num_replicas=0)
+    with pytest.raises(ValueError, match=r"`memory_mb` \(1\)"):
+        start_sandbox("other", memory_mb=1)
+
+
+def test_the_client_pickles_as_its_name() -> None:
+    assert pickle.loads(pickle.dumps(ServeSandbox("a"))).name == "a"
+
+
+def test_without_ray_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RuntimeError, match=r"call `ray\.init` before"):
+        start_sandbox("other")
