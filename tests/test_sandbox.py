@@ -209,10 +209,8 @@ async def test_a_time_out_reaches_every_descendant(sandbox: LocalSandbox) -> Non
 
 async def test_a_killed_keeper_is_a_sandbox_error_and_the_next_run_works(sandbox: LocalSandbox) -> None:
     result = await sandbox.run("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(1000)", 10)
-    assert (result.status, result.stderr) == (
-        Status.SANDBOX_ERROR,
-        "SandboxError: the program's keeper is gone",
-    )
+    assert result.status is Status.SANDBOX_ERROR
+    assert result.stderr == "SandboxError: the program's keeper is gone"
     assert (await sandbox.run("print(1)", 10)).ok
 
 
@@ -345,11 +343,8 @@ async def test_a_killed_owner_leaves_no_process_and_no_file() -> None:
 async def test_public_programs_end_as_expected(sandbox: LocalSandbox) -> None:
     """Of the plain categories; the hostile ones need isolation, which this sandbox does not claim."""
     cases = [json.loads(line) for line in CASES.read_text().splitlines()]
-    plain = [case for case in cases if case["category"] in ("semantics", "errors", "output") and "code" in case]
-    print(f"{len(plain)} of {len(cases)} cases", {case["category"] for case in cases})
+    plain = [case for case in cases if case["category"] in ("errors", "output", "math") and "request" not in case]
+    assert plain
     for case in plain:
-        if "request" in case:
-            continue
-        result = await sandbox.run(case["code"], 10)
-        if "rc" in case["expect"] and isinstance(case["expect"]["rc"], int):
-            assert result.return_code == case["expect"]["rc"], case
+        if isinstance(case["expect"].get("rc"), int):
+            assert (await sandbox.run(case["code"], 10)).return_code == case["expect"]["rc"], case
