@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import psutil
 import ray
 
+from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
+
 
 @contextlib.contextmanager
 def ray_session(address: str | None) -> Iterator[None]:
@@ -20,8 +22,9 @@ def ray_session(address: str | None) -> Iterator[None]:
         address: as in `ray.init`, or None.
     """
     joins = address or ("auto" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else None)
-    # Serve reads it at import, in its controller, its replicas and the callers.
-    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    # Serve reads it at import in every process, so it must be there before Ray starts the first one.
+    for variable, value in SERVE_ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     ray.init(
         address=joins or "local",
         include_dashboard=None if joins else False,

@@ -217,7 +217,7 @@ class ToRL(Algorithm):
         """Return how many programs ran in all replicas of the sandbox application, as counted there."""
         from torl_env.sandbox.deployment import sandbox_stats
 
-        return sandbox_stats(self._sandbox_app)["num_runs"]
+        return sandbox_stats(self._sandbox_app).num_runs
 
     def _advantages(self, batch: Batch) -> np.ndarray:
         """Return (P * G,) float32 advantages, 0 where an episode does not count."""

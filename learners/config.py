@@ -11,6 +11,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from learners.env_runner import LLMEnvRunner
+
 # These change the distribution sampled from, so the learner's `logp` would no longer be that of the sampler (TRL#6789).
 _REFUSED_SAMPLING = ("top_p", "top_k", "min_p")
 _DTYPES = ("float32", "bfloat16")
@@ -34,7 +36,7 @@ class ToRLConfig(AlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         """Set the defaults; `algo_class` is for subclasses of `ToRL`."""
         if algo_class is None:
-            from learners.algorithm import ToRL
+            from learners.algorithm import ToRL  # which imports this module
 
             algo_class = ToRL
         super().__init__(algo_class=algo_class)
@@ -90,6 +92,7 @@ class ToRLConfig(AlgorithmConfig):
         self.run_dir: str | None = None
 
         # RLlib settings whose own defaults do not fit a language model.
+        self.env_runner_cls = LLMEnvRunner
         self.num_env_runners = 1
         self.num_learners = 1
         self.create_local_env_runner = False
@@ -160,7 +163,7 @@ class ToRLConfig(AlgorithmConfig):
             if name in _REFUSED_SAMPLING:
                 raise ValueError(
                     f"`{name}` is not supported: it renormalises the sampled distribution, so that the learner's "
-                    f"log-probs would not be the sampler's and the policy ratio would be biased. Use `temperature` alone."
+                    f"log-probs would not be the sampler's and the policy ratio would be biased. Use `temperature`."
                 )
             raise TypeError(f"sampling() got an unexpected keyword argument '{name}'.")
         if engine_kwargs is not NotProvided:

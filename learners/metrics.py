@@ -6,7 +6,7 @@ A share whose denominator is empty is NaN: nothing was measured.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         excluded_ratio             share, of all episodes, that left the batch (sandbox, grader, engine, prompt length)
         num_excluded_<reason>      their number by stop reason, where there are any
         accuracy_kind/<kind>       accuracy per kind of problem, where the problems name one
-        run_s_p50, run_s_p99       seconds a program ran; `queue_s_*`: it waited for a slot; `tool_wait_s_*`: the episode did
+        run_s_p50, run_s_p99       seconds a program ran; `queue_s_*`: it waited; `tool_wait_s_*`: the episode did
 
     Args:
         records: the episodes, excluded ones included.
@@ -80,6 +80,26 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         for percentile in (50, 99):
             metrics[f"{name}_p{percentile}"] = float(np.percentile(values, percentile)) if values else math.nan
     return metrics
+
+
+def combine_sample_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the figures of a batch from those of the runners that sampled it side by side (`SamplerClock.metrics`).
+
+    Numbers (`num_*`), engine steps and summed seconds (`*_s_sum`) add up; `sample_s` is the slowest runner's; other
+    seconds and shares are means over the runners.
+    """
+    combined: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        if name.startswith("num_") or name.endswith("_sum") or name == "engine_steps":
+            combined[name] = float(sum(values))
+        elif name == "sample_s":
+            combined[name] = max(values)
+        else:
+            combined[name] = _mean(values)
+    if "sample_s" in combined:
+        combined["response_tokens_per_s"] = combined["num_response_tokens"] / combined["sample_s"]
+    return combined
 
 
 def accuracy_per_kind(records: Iterable[EpisodeRecord]) -> dict[str, float]:

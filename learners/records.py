@@ -1,6 +1,6 @@
 r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON object a line.
 
-    iteration        training iteration the episode was sampled in, from 1; that of the last one for an evaluation, 0 before any
+    iteration        training iteration it was sampled in, from 1; of an evaluation the last one done, 0 before any
     split            "train" or "evaluation"
     problem_id       `Problem.id`;  `kind`: `Problem.kind`;  `answer`: the gold answer
     group_id         episodes of one problem in one iteration share it;  `sample_index`: 0..G-1 within the group

@@ -1,5 +1,7 @@
 """`ToRLConfig`: the paper's defaults, and what `validate` refuses."""
 
+from typing import Any
+
 import pytest
 
 from learners.config import ToRLConfig
@@ -32,8 +34,9 @@ def test_a_copy_and_a_state_round_trip_keep_the_settings() -> None:
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
 def test_truncated_sampling_is_refused_with_the_reason(name: str) -> None:
+    setting: dict[str, Any] = {name: 1}
     with pytest.raises(ValueError, match=f"`{name}` is not supported.*biased"):
-        make().sampling(**{name: 1})
+        make().sampling(**setting)
 
 
 def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from learners.episodes import EpisodeRecord, ToolCall
-from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
+from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, combine_sample_metrics, episode_metrics
 
 CODE = "```python\nprint(1)\n```\n```output"
 
@@ -86,3 +86,17 @@ def test_figures_per_kind() -> None:
     assert episode_metrics(BATCH)["accuracy_kind/gcd"] == 0.0
     assert code_ratio_of_kinds(BATCH, ["sum"]) == pytest.approx(1 / 2)
     assert math.isnan(code_ratio_of_kinds(BATCH, ["lcm"]))
+
+
+def test_runners_that_sampled_together_add_up() -> None:
+    parts = [
+        {"num_response_tokens": 100.0, "sample_s": 2.0, "engine_busy_share": 0.8, "grade_s_sum": 1.0},
+        {"num_response_tokens": 300.0, "sample_s": 4.0, "engine_busy_share": 0.6, "grade_s_sum": 2.0},
+    ]
+    assert combine_sample_metrics(parts) == {
+        "num_response_tokens": 400.0,
+        "sample_s": 4.0,  # they ran side by side
+        "engine_busy_share": pytest.approx(0.7),
+        "grade_s_sum": 3.0,
+        "response_tokens_per_s": 100.0,  # 400 tokens in 4 s
+    }

@@ -5,6 +5,7 @@ import pytest
 from experiments import smollm2
 from experiments.recipes import RECIPES, apply_settings, get_recipe, settable_keys
 from learners.config import ToRLConfig
+from torl_env.rewards import Reward
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,8 @@ def test_mixed_types_are_taken() -> None:
 
 def test_the_error_penalty_reaches_the_reward() -> None:
     config = apply_settings(get_recipe("quickstart")(), ["error_penalty=-0.5"])
-    assert config.env_config["reward"].error_penalty == -0.5
+    reward = config.env_config["reward"]
+    assert isinstance(reward, Reward) and reward.error_penalty == -0.5
 
 
 def test_the_short_names_of_model_and_tokenizer_are_taken() -> None:
