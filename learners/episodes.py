@@ -7,7 +7,7 @@ only `to_single_agent_episode` needs RLlib.
 Shapes: T tokens of one episode (prompt, responses and observations), G episodes of one group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -192,20 +192,31 @@ def to_single_agent_episode(
     record: EpisodeRecord,
     observation_space: "gymnasium.Space | None" = None,
     action_space: "gymnasium.Space | None" = None,
+    on_event: "Callable[[str, SingleAgentEpisode], None]" = lambda name, episode: None,
 ) -> "SingleAgentEpisode":
     """Return the episode as RLlib's callbacks know it: text observations, text actions, one step per response.
 
     Code steps have reward 0, the last step has the episode's. A response without an observation after it (the final
     answer, or a limit) is followed by the empty observation. The last info carries the record as `info["record"]`.
+
+    Args:
+        record: The episode.
+        observation_space: The env's.
+        action_space: The env's.
+        on_event: Called with "on_episode_created", "on_episode_start", "on_episode_step" (once per response) and
+            "on_episode_end" and the episode as it is then.
     """
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
     episode = SingleAgentEpisode(observation_space=observation_space, action_space=action_space)
+    on_event("on_episode_created", episode)
     texts = list(record.turns)
-    episode.add_env_reset(observation=texts[0][1], infos={"problem_id": record.problem_id})
     responses = [i for i, (role, _) in enumerate(texts) if role == "response"]
-    # An episode that never got to its first response (prompt too long) is over all the same.
+    # An episode that never got to its first response (prompt too long) ends with the reset's info.
+    info = {"problem_id": record.problem_id} | ({} if responses else {"record": record})
+    episode.add_env_reset(observation=texts[0][1], infos=info)
     episode.is_truncated = not responses
+    on_event("on_episode_start", episode)
     for i in responses:
         is_last = i == responses[-1]
         followed = i + 1 < len(texts) and texts[i + 1][0] == "observation"
@@ -217,4 +228,6 @@ def to_single_agent_episode(
             terminated=is_last and record.terminated,
             truncated=is_last and record.truncated,
         )
+        on_event("on_episode_step", episode)
+    on_event("on_episode_end", episode)
     return episode
