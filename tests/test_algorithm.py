@@ -1,0 +1,194 @@
+"""The whole arc on real parts (Serve, vLLM, FSDP2 learners, weight sync) with the built-in base model, a few steps each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray import tune
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.callbacks import RLlibCallback
+
+from experiments.quickstart import quickstart
+from learners.algorithm import Batch, ToRL
+from learners.config import ToRLConfig
+from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
+
+# Building the actors takes most of the time, and the first test pays for Ray and Serve too.
+pytestmark = pytest.mark.timeout(600)
+
+
+class EpisodeLog(RLlibCallback):
+    """Appends (return, text of the last observation) of each finished episode to a file named in the environment."""
+
+    def on_episode_end(self, *, episode: Any, env_runner: Any, **kwargs: Any) -> None:
+        with Path(env_runner.config.run_dir, "seen.jsonl").open("a") as file:
+            file.write(json.dumps([episode.get_return(), len(episode)]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in SERVE_ENVIRONMENT.items():
+            patch.setenv(variable, value)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+def small(run_dir: Path, num_learners: int = 1) -> ToRLConfig:
+    return (
+        quickstart()
+        .sampling(group_size=4)
+        .training(num_problems_per_step=4, minibatch_size=16, max_tokens_per_micro_batch=1024)
+        .evaluation(evaluation_duration=8)
+        .learners(num_learners=num_learners)
+        .reporting(run_dir=str(run_dir))
+        .debugging(seed=0)
+    )
+
+
+def learner_figures(result: dict[str, Any]) -> dict[str, float]:
+    return result["learners"]["default_policy"]
+
+
+def token_ids(batch: Batch) -> list[list[int]]:
+    return [episode.token_ids.tolist() for group in ray.get(batch.refs) for episode in group]
+
+
+@pytest.fixture(scope="module")
+def algo(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToRL]:
+    algo = small(tmp_path_factory.mktemp("run")).callbacks(EpisodeLog).build_algo()
+    yield algo
+    algo.stop()
+
+
+def test_sampler_and_learner_agree_before_and_after_a_weight_sync(algo: ToRL) -> None:
+    for iteration in (1, 2, 3):
+        result = algo.train()
+        assert learner_figures(result)["logp_diff_max"] <= 1e-4
+        assert result["env_runners"]["policy_version"] == iteration
+    assert learner_figures(result)["num_optimizer_steps"] == 3
+
+
+def test_results_have_rllibs_keys_and_the_papers_figures(algo: ToRL) -> None:
+    result = algo.train()
+    sampled = result["env_runners"]
+    for key in ("episode_return_mean", "num_env_steps_sampled_lifetime", "num_episodes_lifetime", "episode_len_mean"):
+        assert np.isfinite(sampled[key])
+    for key in ("accuracy", "code_ratio", "executed_code_ratio", "response_tokens_per_s", "tool_wait_s_p99"):
+        assert key in sampled
+    for key in ("policy_loss", "entropy", "clip_fraction", "grad_norm"):
+        assert np.isfinite(learner_figures(result)[key])
+    assert set(result["timings"]) == {"sample_s", "advantage_s", "update_s", "sync_s"}
+    assert sampled["num_episodes_lifetime"] == 16 * algo.iteration
+    assert result["training_iteration"] == algo.iteration
+
+
+def test_there_is_no_other_way_to_run_code_or_decode(algo: ToRL) -> None:
+    algo.evaluate()
+    assert algo.num_programs_executed > 0
+    assert algo.num_sandbox_runs() == algo.num_programs_executed
+    stats = algo.env_runner_group.foreach_env_runner("stats", local_env_runner=False)
+    assert sum(stat.num_generated_tokens for stat in stats) == algo.num_response_tokens
+
+
+def test_evaluation_is_greedy_on_held_out_problems_and_the_samplers_own_engine(algo: ToRL) -> None:
+    lifetime = algo.metrics.peek(("env_runners", "num_episodes_lifetime"))
+    results = algo.evaluate()
+    assert algo.eval_env_runner_group is None
+    first, again = algo.last_evaluation, algo.evaluate() and algo.last_evaluation
+    assert first is not None and again is not None
+    assert token_ids(first) == token_ids(again)
+    assert len(first.records) == 8
+    assert results["env_runners"]["accuracy"] == np.mean([record.verdict == "correct" for record in first.records])
+    assert algo.metrics.peek(("env_runners", "num_episodes_lifetime")) == lifetime
+
+
+def test_a_users_callback_sees_every_episode(algo: ToRL) -> None:
+    path = Path(algo.logdir, "seen.jsonl")
+    before = len(path.read_text().splitlines())
+    algo.train()
+    seen = [json.loads(line) for line in path.read_text().splitlines()[before:]]
+    assert algo.last_batch is not None
+    assert sorted(seen) == sorted([record.reward, record.num_turns] for record in algo.last_batch.records)
+
+
+def test_records_hold_what_the_learner_saw(algo: ToRL) -> None:
+    algo.train()
+    rows = [json.loads(line) for line in Path(algo.logdir, "episodes.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["iteration"] == algo.iteration and row["split"] == "train"]
+    assert len(rows) == 16
+    for row in rows:
+        assert len(row["token_ids"]) == len(row["loss_mask"])
+        assert len(row["action_logp"]) == len(row["logp"]) == sum(row["loss_mask"])
+        assert np.allclose(row["action_logp"], row["logp"], atol=1e-4)
+        assert row["policy_version"] == algo.iteration - 1
+
+
+def test_a_skipped_weight_sync_is_noticed_and_costs_no_problems(algo: ToRL, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(algo._weight_sync, "sync", lambda version: None)
+        algo.train()
+        stream = algo._stream.get_state()
+        with pytest.raises(RuntimeError, match="log-probs are not the learner's"):
+            algo.train()
+    assert algo._stream.get_state() == stream
+    algo._weight_sync.sync(algo.policy_version)
+    assert learner_figures(algo.train())["logp_diff_max"] <= 1e-4
+
+
+def test_a_sampler_that_fails_says_why(algo: ToRL) -> None:
+    with pytest.raises(RuntimeError, match="A sampler failed"):
+        algo.sample_batch([None], group_size=1, temperature=1.0, iteration=0)  # type: ignore[list-item]
+
+
+def test_two_learners_train_save_and_go_on_exactly(cluster: None, tmp_path: Path) -> None:
+    algo = small(tmp_path / "run", num_learners=2).build_algo()
+    try:
+        for _ in range(3):
+            assert learner_figures(algo.train())["logp_diff_max"] <= 1e-4
+        checkpoint = algo.save_to_path(str(tmp_path / "checkpoint"))
+        algo.train()
+        expected = algo.last_batch
+        algo.train()
+        expected_next = algo.last_batch
+    finally:
+        algo.stop()
+    restored = Algorithm.from_checkpoint(checkpoint)
+    try:
+        assert restored.iteration == 3 and restored.policy_version == 3
+        result = restored.train()
+        assert learner_figures(result)["num_optimizer_steps"] == 4
+        assert expected is not None and restored.last_batch is not None
+        assert token_ids(restored.last_batch) == token_ids(expected)
+        restored.train()
+        assert expected_next is not None
+        assert [record.problem_id for record in restored.last_batch.records] == [
+            record.problem_id for record in expected_next.records
+        ]
+        assert token_ids(restored.last_batch) == token_ids(expected_next)  # so the Adam state came back too
+    finally:
+        restored.stop()
+
+
+def test_tune_runs_two_trials_and_the_seed_decides_the_tokens(cluster: None, tmp_path: Path) -> None:
+    config = small(tmp_path).reporting(run_dir=None)
+    config.seed = tune.grid_search([0, 1])
+    results = tune.Tuner(
+        ToRL,
+        param_space=config,
+        run_config=tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert results.num_errors == 0 and len(results) == 2
+    sampled = []
+    for result in results:
+        assert result.metrics["training_iteration"] == 1
+        assert np.isfinite(result.metrics["env_runners"]["episode_return_mean"])
+        [episodes] = Path(result.path).rglob("episodes.jsonl")
+        sampled.append([json.loads(line)["token_ids"] for line in episodes.read_text().splitlines()])
+    assert len(sampled[0]) == len(sampled[1]) == 16
+    assert sampled[0] != sampled[1]
