@@ -6,7 +6,9 @@ the model. "Collective" functions are called by all ranks, in the same order.
 """
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -144,9 +146,19 @@ def save_sharded(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     The folder may be read by any number of learners (`torch.distributed.checkpoint` reshards).
     """
-    dcp.save(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    with _quiet():
+        dcp.save(state, checkpoint_id=path, no_dist=not dist.is_initialized())
 
 
 def load_sharded(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write what `save_sharded` wrote into the live tensors. Collective."""
-    dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    with _quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a process group torch warns that it takes this for a single process, which it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -55,14 +55,14 @@ class ObjectStoreSync:
         """See `WeightSync`."""
         reference = self._learner_group.weights()
         errors = self._env_runner_group.foreach_env_runner(
-            partial(_load_weights, reference=[reference], version=version), local_env_runner=False
+            partial(_load_weights, reference=reference, version=version), local_env_runner=False
         )
         if found := [error for error in errors if error]:
             raise RuntimeError(f"An engine could not load the weights of version {version}:\n{found[0]}")
 
 
-def _load_weights(env_runner: Any, reference: list[ray.ObjectRef], version: int) -> str | None:
-    return env_runner.load_weights(reference[0], version)
+def _load_weights(env_runner: Any, reference: ray.ObjectRef, version: int) -> str | None:
+    return env_runner.load_weights(reference, version)
 
 
 class NCCLSync:
