@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,13 @@ from learners.generation import EngineConfig, Generation, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
-# On CPUs. vLLM's default block of 128 tokens never fits short episodes, so that the prefix cache stays empty; 32 made
-# a rollout of 96 episodes 1.6x faster.
+# On CPUs. vLLM's default block of 128 tokens never fits short episodes, so that the prefix cache stays empty; 32 made a
+# rollout of 96 episodes 1.6x faster.
 _CPU_BLOCK_SIZE = 32
-_CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_MAX_NUM_SEQS = 256
 _CPU_MAX_BATCHED_TOKENS = 8192
+# vLLM fills its cache with zeros at the start, so all of it counts as used memory, needed or not.
+_CPU_MAX_CACHE_BYTES = 1 << 30
 
 
 class VLLMBackend:
@@ -33,6 +36,7 @@ class VLLMBackend:
 
     def __init__(self, config: EngineConfig) -> None:
         _set_environment()
+        from transformers import AutoConfig
         from vllm import EngineArgs, SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
@@ -47,12 +51,13 @@ class VLLMBackend:
         self._sampling_params = SamplingParams
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._tokens_input = tokens_input
-        settings = {**_settings(config), **(_cpu_settings(config) if on_cpu else {}), **config.engine_kwargs}
+        hf_config = AutoConfig.from_pretrained(config.model)
+        settings = {**_settings(config), **(_cpu_settings(config, hf_config) if on_cpu else {}), **config.engine_kwargs}
         if on_cpu and settings["enforce_eager"]:
             # One helper of vLLM's sampler is compiled even so: 15 s at the first token, and a C++ compiler needed,
             # for nothing.
             torch.compiler.set_stance("force_eager")
-        _register_architecture(config.model)
+        _register_architectures(hf_config)
         self._llm = LLMEngine.from_engine_args(EngineArgs(**settings))
         self._counter = _TokenCounter()
         self._llm.logger_manager = self._counter
@@ -143,11 +148,12 @@ class _TokenCounter:
 
 
 def _set_environment() -> None:
-    """vLLM reads these when it is imported. What the user has set stays, except what this design rests on."""
+    """Set what vLLM reads when it is imported; what the user has set stays, except what this design rests on."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps on our thread
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
 def _settings(config: EngineConfig) -> dict[str, Any]:
@@ -168,27 +174,39 @@ def _settings(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def _cpu_settings(config: EngineConfig) -> dict[str, Any]:
+def _cpu_settings(config: EngineConfig, hf_config: Any) -> dict[str, Any]:
+    num_seqs = config.engine_kwargs.get("max_num_seqs", _CPU_MAX_NUM_SEQS)
+    cache_bytes = num_seqs * config.max_model_len * _cache_bytes_per_token(config, hf_config)
     return {
         # Compilation takes over a minute and gains nothing at these sizes.
         "enforce_eager": True,
         "block_size": _CPU_BLOCK_SIZE,
-        "kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
+        "max_num_seqs": num_seqs,
+        # Every running sequence at full length, where that is affordable; beyond it vLLM runs fewer at once.
+        "kv_cache_memory_bytes": min(max(cache_bytes, 64 << 20), _CPU_MAX_CACHE_BYTES),
         # A seeded request fails on a chunked prefill ("CPU Generator does not use offset").
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(config.max_model_len, _CPU_MAX_BATCHED_TOKENS),
     }
 
 
-def _register_architecture(model: str) -> None:
+def _cache_bytes_per_token(config: EngineConfig, hf_config: Any) -> int:
+    """Return the bytes of one token's keys and values over all layers."""
+    num_heads = hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
+    num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
+    item_bytes = 4 if config.dtype == "float32" else 2
+    return 2 * hf_config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
+
+
+def _register_architectures(hf_config: Any) -> None:
     """Import the model's class in this process.
 
     Left alone, vLLM looks at a class it does not know in a subprocess that imports vLLM once more (20 s on two cores).
     """
-    from transformers import AutoConfig
     from vllm.model_executor.models.registry import ModelRegistry
 
-    for architecture in AutoConfig.from_pretrained(model).architectures or ():
+    for architecture in hf_config.architectures or ():
         registered = ModelRegistry.models.get(architecture)
         if registered is not None:
             ModelRegistry.register_model(architecture, registered.load_model_cls())

@@ -44,9 +44,9 @@ class WeightUpdateExtension:
     def refresh_tied_head(self) -> None:
         """Re-pack the head's weights where embeddings are tied and packed (CPU).
 
-        The CPU backend multiplies with a packed copy of a linear layer's weight, made after loading. A reload
-        re-makes it per layer as its weights arrive, but for a tied head none arrive: they are the embedding's.
-        Without this the logits stay those of the old weights (measured with vLLM 0.32).
+        The CPU backend multiplies with a packed copy of a linear layer's weight, made after loading. A reload re-makes
+        it per layer as its weights arrive, but a learner that sends each parameter once sends none for a tied head:
+        they are the embedding's. Without this the logits stay those of the old weights (measured with vLLM 0.32).
         """
         for module in self.model_runner.get_model().modules():
             if type(module).__name__ == "ParallelLMHead":
