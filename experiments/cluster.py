@@ -1,6 +1,7 @@
 """The Ray cluster a run uses: its own, or one it was told to join; and what all its processes take in memory."""
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def ray_session(address: str | None) -> Iterator[None]:
     # Serve reads it at import in every process, so it must be there before Ray starts the first one.
     for variable, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(
         address=joins or "local",
         include_dashboard=None if joins else False,

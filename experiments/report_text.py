@@ -26,7 +26,8 @@ class Progress:
         return (
             f"iteration {iteration:4d}/{self._num_iterations}  accuracy {number(sampled['accuracy'])}  "
             f"code {number(sampled['code_ratio'])}  pass {number(sampled['pass_ratio'])}  "
-            f"tok/s {sampled['response_tokens_per_s']:6.0f}  {seconds:5.2f} s  ETA {int(left) // 60}:{int(left) % 60:02d}"
+            f"tokens/s {sampled['response_tokens_per_s']:5.0f}  {seconds:5.2f} s  "
+            f"ETA {int(left) // 60}:{int(left) % 60:02d}"
         )
 
 

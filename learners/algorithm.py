@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pyarrow.fs
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -286,7 +287,14 @@ class ToRL(Algorithm):
                         logp=logp.get(row) if logp else None,
                     )
                 )
-        records.append(Path(self.logdir), lines)
+        records.append(self._record_dir, lines)
+
+    @property
+    def _record_dir(self) -> Path:
+        """The run folder; under Tune the trial's own, where that is a local one (its log directory is temporary)."""
+        if self._storage is not None and isinstance(self._storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+            return Path(self._storage.trial_fs_path)
+        return Path(self.logdir)
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The whole arc on real parts (Serve, vLLM, FSDP2 learners, weight sync) with the built-in base model, a few steps each."""
+"""The whole arc on real parts (Serve, vLLM, FSDP2, weight sync) with the built-in base model, a few steps each."""
 
 import json
 from collections.abc import Iterator
@@ -57,6 +57,16 @@ def learner_figures(result: dict[str, Any]) -> dict[str, float]:
 
 def token_ids(batch: Batch) -> list[list[int]]:
     return [episode.token_ids.tolist() for group in ray.get(batch.refs) for episode in group]
+
+
+def train_and_read(algo: ToRL, num_iterations: int) -> list[tuple[list[str], list[list[int]]]]:
+    """Return each iteration's problem ids and token ids."""
+    read = []
+    for _ in range(num_iterations):
+        algo.train()
+        assert algo.last_batch is not None
+        read.append(([record.problem_id for record in algo.last_batch.records], token_ids(algo.last_batch)))
+    return read
 
 
 @pytest.fixture(scope="module")
@@ -152,25 +162,15 @@ def test_two_learners_train_save_and_go_on_exactly(cluster: None, tmp_path: Path
         for _ in range(3):
             assert learner_figures(algo.train())["logp_diff_max"] <= 1e-4
         checkpoint = algo.save_to_path(str(tmp_path / "checkpoint"))
-        algo.train()
-        expected = algo.last_batch
-        algo.train()
-        expected_next = algo.last_batch
+        straight = train_and_read(algo, 2)  # before the stop: the samplers own the tokens
     finally:
         algo.stop()
     restored = Algorithm.from_checkpoint(checkpoint)
     try:
         assert restored.iteration == 3 and restored.policy_version == 3
-        result = restored.train()
-        assert learner_figures(result)["num_optimizer_steps"] == 4
-        assert expected is not None and restored.last_batch is not None
-        assert token_ids(restored.last_batch) == token_ids(expected)
-        restored.train()
-        assert expected_next is not None
-        assert [record.problem_id for record in restored.last_batch.records] == [
-            record.problem_id for record in expected_next.records
-        ]
-        assert token_ids(restored.last_batch) == token_ids(expected_next)  # so the Adam state came back too
+        # The second step's tokens agree only if the Adam state came back too.
+        assert train_and_read(restored, 2) == straight
+        assert learner_figures(restored.train())["num_optimizer_steps"] == 6
     finally:
         restored.stop()
 
