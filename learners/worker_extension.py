@@ -49,5 +49,5 @@ class WeightUpdateExtension:
         they are the embedding's. Without this the logits stay those of the old weights (measured with vLLM 0.32).
         """
         for module in self.model_runner.get_model().modules():
-            if type(module).__name__ == "ParallelLMHead":
+            if type(module).__name__ == "ParallelLMHead" and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)
