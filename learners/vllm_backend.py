@@ -168,8 +168,6 @@ def _settings(config: EngineConfig) -> dict[str, Any]:
         "worker_extension_cls": worker_extension.QUALIFIED_NAME,
         "disable_log_stats": False,
         "use_tqdm_on_load": False,
-        # Only what the caller asks for: a model's generation_config.json may set top_p, top_k or penalties.
-        "generation_config": "vllm",
         "seed": 0,
     }
 

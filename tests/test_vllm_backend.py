@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from learners.engine import Engine
 from learners.generation import EngineConfig, GenerationRequest
-from tests.tiny_model import make_tiny_model, make_tokenizer
+from tests.tiny_model import SECOND_EOS, make_tiny_model, make_tokenizer
 
 MAX_MODEL_LEN = 256
 TOLERANCE = 1e-5
@@ -164,15 +164,12 @@ def decode(token_ids):
     return make_tokenizer().decode(token_ids, skip_special_tokens=True)
 
 
-def test_the_end_of_sequence_token_is_sampled_kept_and_no_stop_string(model, engine_process):
-    requests = [make_request(i, max_tokens=200) for i in range(16)]
+def test_end_of_sequence_tokens_are_sampled_kept_and_no_stop_string(model, engine_process):
+    requests = [make_request(i, max_tokens=200) for i in range(24)]
     generations, _ = engine_process.submit(generate, requests).result()
     ended = [generation for generation in generations if generation.finish_reason == "stop"]
-    assert ended
-    for generation in ended:
-        assert generation.token_ids[-1] == 0
-        assert 0 not in generation.token_ids[:-1]
-        assert generation.stop_reason is None
+    assert {(g.token_ids[-1], g.stop_reason) for g in ended} == {(0, None), (SECOND_EOS, SECOND_EOS)}
+    assert not any({0, SECOND_EOS} & set(g.token_ids[:-1]) for g in generations)
 
 
 def test_vllm_counts_as_many_generated_tokens_as_were_returned(model, engine_process):

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 EOS = "<|endoftext|>"
-# 256 bytes, a few merges and the end of sequence; the rest are ids without a text. No multiple of 64, to which vLLM pads.
+# 256 bytes, a few merges and the end of sequence; the rest are ids without a text. vLLM pads this to a multiple of 64.
 VOCAB_SIZE = 300
+SECOND_EOS = 299  # in the generation config alone, as chat models have it
 
 
 def make_tiny_model(folder: Path, *, tie_word_embeddings: bool, seed: int = 0) -> None:
@@ -29,7 +30,9 @@ def make_tiny_model(folder: Path, *, tie_word_embeddings: bool, seed: int = 0) -
         eos_token_id=0,
         pad_token_id=0,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    model = Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = [0, SECOND_EOS]
+    model.save_pretrained(folder)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
