@@ -167,8 +167,19 @@ def test_a_missing_application_is_a_sandbox_error(loop: asyncio.AbstractEventLoo
 def test_settings_out_of_range_are_named(application: str) -> None:
     with pytest.raises(ValueError, match=r"`num_replicas` \(0\)"):
         start_sandbox("other", num_replicas=0)
+    with pytest.raises(ValueError, match=r"`num_replicas` \(many\) should be at least 1, or 'auto'"):
+        start_sandbox("other", num_replicas="many")
     with pytest.raises(ValueError, match=r"`memory_mb` \(1\)"):
         start_sandbox("other", memory_mb=1)
+
+
+def test_the_number_of_replicas_may_be_left_to_serve(loop: asyncio.AbstractEventLoop, application: str) -> None:
+    assert start_sandbox("auto", num_replicas="auto")
+    client = ServeSandbox("auto")
+    assert within(loop, client.run("print(1)", 10)).ok
+    assert sandbox_stats("auto").num_replicas == 1
+    within(loop, client.close())
+    stop_sandbox("auto")
 
 
 def test_the_client_pickles_as_its_name() -> None:

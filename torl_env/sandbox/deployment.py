@@ -22,6 +22,9 @@ _ATTEMPTS = 3  # a call whose replica died goes to another one, or to the one Se
 _RETRY_WAIT_S = 0.5
 _STATS_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 120.0
+_MAX_REPLICAS_PER_NODE = 2  # each divides the node's cores; more of them only make more event loops
+_CALLS_PER_RUN = 4  # calls at a replica, for each program it may run at once, above which another replica is started
+_UPSCALE_DELAY_S, _DOWNSCALE_DELAY_S = 2.0, 30.0
 SERVE_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 """Serve's throughput mode, with one event loop a process: 2.9 ms a call instead of 5.3, not counting the program.
 
@@ -77,7 +80,7 @@ def _status(name: str) -> str | None:
 def start_sandbox(
     name: str = DEFAULT_NAME,
     *,
-    num_replicas: int = 1,
+    num_replicas: int | str = 1,
     max_concurrent_runs: int | None = None,
     memory_mb: int = 1024,
     num_cpus: float = 0,
@@ -86,7 +89,8 @@ def start_sandbox(
 
     Args:
         name: of the application; Serve itself is started if it does not run.
-        num_replicas: replicas, spread over the cluster.
+        num_replicas: replicas, spread over the cluster; "auto" for one replica and up to two a node, as many as the
+            number of waiting calls asks for.
         max_concurrent_runs: programs at once in a replica; None for this machine's cores shared out among the replicas.
         memory_mb: address space of each process of a program.
         num_cpus: that a replica reserves.
@@ -102,10 +106,12 @@ def start_sandbox(
 
     if not ray.is_initialized():
         raise RuntimeError("Ray is not initialized; call `ray.init` before `start_sandbox`.")
-    if num_replicas < 1:
-        raise ValueError(f"`num_replicas` ({num_replicas}) should be at least 1.")
+    if num_replicas != "auto" and not (isinstance(num_replicas, int) and num_replicas >= 1):
+        raise ValueError(f"`num_replicas` ({num_replicas}) should be at least 1, or 'auto'.")
+    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    max_replicas = num_replicas if isinstance(num_replicas, int) else _MAX_REPLICAS_PER_NODE * num_nodes
     if max_concurrent_runs is None:
-        max_concurrent_runs = max(1, len(os.sched_getaffinity(0)) // num_replicas)
+        max_concurrent_runs = max(1, len(os.sched_getaffinity(0)) * num_nodes // max_replicas)
     LocalSandbox(max_concurrent_runs, memory_mb)  # its checks, here instead of in a replica that will not start
     serve = _serve()
     serve.start(proxy_location="Disabled")
@@ -119,7 +125,7 @@ def start_sandbox(
             return False
     deployment = serve.deployment(SandboxReplica).options(
         name=_DEPLOYMENT,
-        num_replicas=num_replicas,
+        **_scale(num_replicas, max_replicas, max_concurrent_runs),
         max_ongoing_requests=100_000,  # the queue is the local sandbox's; Serve's own would poll for free replicas
         ray_actor_options={"num_cpus": num_cpus, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
         graceful_shutdown_wait_loop_s=0.1,
@@ -127,6 +133,21 @@ def start_sandbox(
     )
     serve.run(deployment.bind(max_concurrent_runs, memory_mb), name=name, route_prefix=None)
     return True
+
+
+def _scale(num_replicas: int | str, max_replicas: int, max_concurrent_runs: int) -> dict[str, Any]:
+    """Return Serve's options: so many replicas, or enough to keep few calls waiting for each program that may run."""
+    if num_replicas != "auto":
+        return {"num_replicas": num_replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": 1,
+            "max_replicas": max_replicas,
+            "target_ongoing_requests": _CALLS_PER_RUN * max_concurrent_runs,
+            "upscale_delay_s": _UPSCALE_DELAY_S,
+            "downscale_delay_s": _DOWNSCALE_DELAY_S,
+        }
+    }
 
 
 def stop_sandbox(name: str = DEFAULT_NAME) -> None:
