@@ -104,9 +104,13 @@ class Engine:
         return EngineStats(*self._token_counts, self._num_steps, self._busy_s, num_threads)
 
     def stop(self) -> None:
-        """End running requests with an error, free the engine and wait for its thread. May be called twice."""
+        """End running requests with an error, free the engine and wait for its thread. May be called twice.
+
+        A build cannot be interrupted and takes long, so nobody waits for one: the thread ends by itself after it.
+        """
         self._put(None)
-        self._thread.join()
+        if self.ready.done():
+            self._thread.join()
 
     def _put(self, command: Callable[[], None] | None) -> None:
         with self._closing:

@@ -84,7 +84,9 @@ class LLMEnvRunner(EnvRunner):
 
         if "sandbox" not in self.config.env_config:
             self._sandbox = ServeSandbox(app)
-            self._sampler = None
+            if self._sampler is not None:
+                self._sampler.close()
+                self._sampler = None
 
     @override(EnvRunner)
     def sample(

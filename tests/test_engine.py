@@ -148,6 +148,20 @@ def test_cancelling_a_future_aborts_its_request(engine, backend):
     assert backend.running == {}
 
 
+def test_stop_does_not_wait_for_a_build_and_what_was_built_is_freed(backend):
+    go_on = threading.Event()
+
+    def build(config):
+        assert go_on.wait(5)
+        return backend
+
+    engine = Engine(CONFIG, build=build)
+    engine.stop()
+    go_on.set()
+    engine._thread.join(5)
+    assert backend.closed
+
+
 def test_stop_ends_running_requests_frees_the_engine_and_answers_whoever_comes_late(backend):
     engine = Engine(CONFIG, build=lambda config: backend)
     engine.pause().result(5)
