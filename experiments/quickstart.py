@@ -21,7 +21,7 @@ def quickstart() -> ToRLConfig:
         ToRLConfig()
         .environment(env_config={"problems": "arithmetic", "max_tool_calls": 1})
         .language_model(str(TINY_BASE), dtype="float32")
-        .sampling(group_size=8, max_prompt_tokens=200, max_response_tokens=160)
+        .sampling(group_size=8, max_prompt_tokens=200, max_response_tokens=160, engine_threads=1)
         .sandbox(num_replicas=1, timeout_s=2.0)
         .training(
             lr=3e-4,

@@ -27,6 +27,7 @@ from ray.rllib.utils.metrics import (
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from learners import records
 from learners.advantages import group_advantages
@@ -85,7 +86,8 @@ class ToRL(Algorithm):
         self._stream = ProblemStream(_load_problems(self.config, "train"), seed=self.config.seed or 0)
         starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-start")
         try:
-            sandbox: Future[bool] = starter.submit(self._start_sandbox)
+            in_trial = ray.util.get_current_placement_group() is not None
+            sandbox: Future[bool] = starter.submit(self._start_sandbox, in_trial)
             super().setup(config)
             self._evaluation_problems = _load_problems(self.evaluation_config, "test")
             self._sandbox_started = sandbox.result()
@@ -99,18 +101,25 @@ class ToRL(Algorithm):
         finally:
             starter.shutdown(wait=False)
 
-    def _start_sandbox(self) -> bool:
+    def _start_sandbox(self, in_trial: bool) -> bool:
         """Return whether this algorithm started the application (and so removes it)."""
         from torl_env.sandbox.deployment import start_sandbox
 
         if "sandbox" in self.config.env_config:
             return False
-        return start_sandbox(
+        start = partial(
+            start_sandbox,
             self._sandbox_app,
             num_replicas=self.config.sandbox_num_replicas,
             max_concurrent_runs=self.config.sandbox_max_concurrent_runs,
             memory_mb=self.config.sandbox_memory_mb,
         )
+        if not in_trial:
+            return start()
+        # What a Tune trial starts is confined to the trial's placement group, and Serve's controller must not be: a
+        # task outside of the group starts it.
+        outside = PlacementGroupSchedulingStrategy(placement_group=None)
+        return ray.get(ray.remote(num_cpus=0, scheduling_strategy=outside)(lambda: start()).remote())
 
     @override(Algorithm)
     def training_step(self) -> None:

@@ -67,7 +67,7 @@ class SamplerClock:
         """Return the figures of the batch that ends now.
 
         sample_s                  seconds of the whole batch
-        num_episodes, num_prompt_tokens, num_response_tokens, num_observation_tokens, num_tool_calls
+        num_prompt_tokens, num_response_tokens, num_observation_tokens, num_tool_calls
         num_generated_tokens      sampled tokens by vLLM's own count; equals num_response_tokens
         num_engine_prompt_tokens  prompt tokens vLLM was given, of which it found num_cached_prompt_tokens in its cache
         response_tokens_per_s     num_response_tokens / sample_s
@@ -85,7 +85,6 @@ class SamplerClock:
         busy_s = after.busy_s - before.busy_s
         metrics: dict[str, float] = {
             "sample_s": wall_s,
-            "num_episodes": len(records),
             "num_prompt_tokens": num_prompt,
             "num_response_tokens": num_response,
             "num_observation_tokens": sum(record.num_tokens for record in records) - num_prompt - num_response,

@@ -114,7 +114,7 @@ def start_sandbox(
         max_concurrent_runs = max(1, len(os.sched_getaffinity(0)) * num_nodes // max_replicas)
     LocalSandbox(max_concurrent_runs, memory_mb)  # its checks, here instead of in a replica that will not start
     serve = _serve()
-    serve.start(proxy_location="Disabled")
+    _start_serve(serve)
     if _status(name) in ("RUNNING", "DEPLOYING"):
         deadline = time.monotonic() + _START_TIMEOUT_S
         while (status := _status(name)) == "DEPLOYING":
@@ -148,6 +148,23 @@ def _scale(num_replicas: int | str, max_replicas: int, max_concurrent_runs: int)
             "downscale_delay_s": _DOWNSCALE_DELAY_S,
         }
     }
+
+
+def _start_serve(serve: Any) -> None:
+    """Start Serve on the cluster, or find it there; several processes may do so at the same moment."""
+    from ray.exceptions import ActorAlreadyExistsError
+
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            serve.start(proxy_location="Disabled")
+        except ActorAlreadyExistsError:
+            # Another process is just starting the controller; the next attempt connects to it.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 def stop_sandbox(name: str = DEFAULT_NAME) -> None:

@@ -1,0 +1,235 @@
+"""`python -m experiments.train` as a user runs it: to its end, interrupted, restored, failing; and what it leaves."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torl_env.problems import Problem, ProblemSet, ProblemStream
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parent.parent
+NUM_ITERATIONS = 10
+SMALL = [
+    "--set",
+    "num_problems_per_step=4",
+    "group_size=4",
+    "minibatch_size=16",
+    "evaluation_duration=8",
+    "checkpoint_interval=1",
+]
+MARK = "TORL_TEST_RUN"
+
+
+class Command:
+    """One run of the command in a session of its own, with everything it starts marked in its environment."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self._shared_memory = set(os.listdir("/dev/shm"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.train", *arguments],
+            cwd=ROOT,
+            env={**os.environ, MARK: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    def wait_for(self, pattern: str) -> None:
+        """Read the output up to the first line that matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return
+        raise AssertionError(f"the command ended without printing {pattern!r}:\n{''.join(self.lines)}")
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C in a terminal does: signal the whole foreground process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> int:
+        """Read the rest, and check that no process and no shared memory is left."""
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout
+        status = self.process.wait(timeout=60)
+        assert marked_processes(self.mark) == []
+        assert set(os.listdir("/dev/shm")) - self._shared_memory == set()
+        return status
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+
+def marked_processes(mark: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def episodes(folder: Path, split: str = "train") -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["split"] == split]
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the folder and the output of one uninterrupted run."""
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    command = Command(
+        "quickstart", "--num-iterations", str(NUM_ITERATIONS), "--storage-path", str(folder), "--seed", "3", *SMALL
+    )
+    assert command.end() == 0, command.output
+    return folder, command.output
+
+
+def test_a_run_leaves_everything_it_promises(straight: tuple[Path, str]) -> None:
+    folder, output = straight
+    names = {path.name for path in folder.iterdir()}
+    assert {"run.json", "result.json", "episodes.jsonl", "checkpoints", "model", "summary.json", "curves.png"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    found = summary(folder)
+    for key in (
+        *(f"{figure}_{when}" for figure in ("accuracy", "code_ratio", "pass_ratio") for when in ("before", "after")),
+        "accuracy_per_kind_after",
+        "code_ratio_needed_after",
+        "first_update_s",
+        "wall_s",
+        "peak_memory_mb",
+        "versions",
+    ):
+        assert key in found
+    assert found["iterations"] == NUM_ITERATIONS
+    assert found["sandbox_runs"] == found["programs_executed"] > 0
+    assert 0 < found["first_update_s"] < found["wall_s"]
+    assert found["peak_memory_mb"] > 500  # vLLM, the learner and Ray take more than this process alone
+    for text in ("held out, greedy", "before training:", "after training:", "Try next:", "curves.png"):
+        assert text in output
+    assert len(re.findall(r"^iteration +\d+/10 .*ETA", output, re.MULTILINE)) == NUM_ITERATIONS
+
+
+def test_the_exported_model_gives_the_same_accuracy_in_a_fresh_process(
+    straight: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = straight
+    command = Command(
+        "quickstart",
+        "--num-iterations",
+        "0",
+        "--storage-path",
+        str(tmp_path / "again"),
+        *SMALL,
+        f"model={folder}/model",
+    )
+    assert command.end() == 0, command.output
+    again = summary(tmp_path / "again")
+    assert again["accuracy_before"] == again["accuracy_after"] == summary(folder)["accuracy_after"]
+    trained = [row["token_ids"] for row in episodes(folder, "evaluation") if row["iteration"] == NUM_ITERATIONS]
+    assert [row["token_ids"] for row in episodes(tmp_path / "again", "evaluation")][: len(trained)] == trained
+
+
+def test_interrupted_and_restored_runs_equal_a_straight_one(straight: tuple[Path, str], tmp_path: Path) -> None:
+    folder = tmp_path / "interrupted"
+    arguments = ["quickstart", "--num-iterations", str(NUM_ITERATIONS)]
+
+    once = Command(*arguments, "--storage-path", str(folder), "--seed", "3", *SMALL)
+    once.wait_for(r"^iteration +2/")
+    once.interrupt()
+    assert once.end() == 130, once.output
+    assert "Stopping after this iteration" in once.output and f"--restore {folder}" in once.output
+
+    twice = Command(*arguments, "--restore", str(folder))
+    twice.wait_for(r"^iteration +5/")
+    twice.interrupt()
+    twice.interrupt()
+    assert twice.end() == 130, twice.output
+
+    terminated = Command(*arguments, "--restore", str(folder))
+    terminated.wait_for(r"^iteration +7/")
+    os.kill(terminated.process.pid, signal.SIGTERM)
+    assert terminated.end() == 128 + signal.SIGTERM, terminated.output
+
+    last = Command(*arguments, "--restore", str(folder))
+    assert last.end() == 0, last.output
+
+    reference, _ = straight
+    for keys in (("iteration", "problem_id", "policy_version"), ("token_ids",), ("advantage",)):
+        assert [[row[key] for key in keys] for row in episodes(folder)] == [
+            [row[key] for key in keys] for row in episodes(reference)
+        ]
+    steps: Callable[[Path], list[Any]] = lambda path: [  # noqa: E731
+        (row["training_iteration"], row["learners"]["default_policy"]["num_optimizer_steps"]) for row in results(path)
+    ]
+    assert steps(folder) == steps(reference) == [(i, float(i)) for i in range(1, NUM_ITERATIONS + 1)]
+    for key in ("accuracy_before", "accuracy_after", "iterations"):
+        assert summary(folder)[key] == summary(reference)[key]
+
+
+@pytest.fixture
+def problems_with_a_second_one_too_long(tmp_path: Path) -> tuple[Path, int]:
+    """Return a file of two problems and a seed by which the second drawn is longer than any prompt may be."""
+    short, long = Problem("short", "What is 1 + 1?", "2"), Problem("long", "What is 1 + 1? " * 200, "2")
+    path = tmp_path / "problems.jsonl"
+    rows = [{"id": problem.id, "question": problem.question, "answer": problem.answer} for problem in (short, long)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = ProblemSet.load(path)
+    seed = next(seed for seed in range(20) if ProblemStream(problems, seed).next_batch(2)[1].id == "long")
+    return path, seed
+
+
+def test_a_failing_iteration_ends_the_run_and_leaves_nothing_behind(
+    problems_with_a_second_one_too_long: tuple[Path, int], tmp_path: Path
+) -> None:
+    path, seed = problems_with_a_second_one_too_long
+    settings = [*SMALL[:1], f"problems={path}", "num_problems_per_step=1", "group_size=4", "evaluation_duration=1"]
+    command = Command("quickstart", "--storage-path", str(tmp_path / "run"), "--seed", str(seed), *settings)
+    assert command.end() == 1, command.output
+    assert "iteration    1/" in command.output and "iteration    2/" not in command.output
+    assert "None of the 4 episodes of this step says anything about the policy (stop reasons: prompt_too_long)" in (
+        command.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quikstart"], "Did you mean: quickstart"),
+        (["quickstart", "--set", "kl_coef=1"], "Did you mean: kl_coeff"),
+        (["quickstart", "--set", "problems=no/such/file.jsonl"], "No problem file 'no/such/file.jsonl'"),
+        (["quickstart", "--set", "group_size=1"], "`group_size` must be an integer >= 2. Received 1"),
+        (["quickstart", "--restore", "no/such/run"], "neither a run folder"),
+    ],
+)
+def test_bad_input_is_answered_before_anything_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from experiments.train import main
+
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
