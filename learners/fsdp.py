@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -30,6 +29,12 @@ def world_size() -> int:
 def rank() -> int:
     """Return this learner's number, 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def leave_group() -> None:
+    """Leave the process group, if there is one. Collective."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def make_mesh(device: torch.device) -> DeviceMesh | None:
@@ -146,14 +151,18 @@ def save_sharded(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     The folder may be read by any number of learners (`torch.distributed.checkpoint` reshards).
     """
+    from torch.distributed import checkpoint  # a second of import, at the first checkpoint rather than at start-up
+
     with _quiet():
-        dcp.save(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+        checkpoint.save(state, checkpoint_id=path, no_dist=not dist.is_initialized())
 
 
 def load_sharded(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write what `save_sharded` wrote into the live tensors. Collective."""
+    from torch.distributed import checkpoint
+
     with _quiet():
-        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+        checkpoint.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class LLMLearner(TorchLearner):
     collective run on all learners at once (`LLMLearnerGroup` sees to it), or hang.
     """
 
+    _sender: WeightSender | None = None
+
     @override(TorchLearner)
     def build(self) -> None:
         """Load, shard, set up the optimizer. Collective.
@@ -59,7 +61,7 @@ class LLMLearner(TorchLearner):
         super().build()
         self._reference = self._make_reference()
         limit = config.logp_diff_limit
-        self._update = PolicyUpdate(
+        self._policy_update = PolicyUpdate(
             policy=self._lm,
             ref_logp=self._ref_logp,
             loss=self.loss_sums,
@@ -73,6 +75,13 @@ class LLMLearner(TorchLearner):
                 measures_kl=self._measures_kl,
             ),
         )
+
+    @override(Learner)
+    def shutdown(self) -> None:
+        """Leave the process groups. Collective."""
+        if self._sender is not None:
+            self._sender.close()
+        fsdp.leave_group()
 
     @override(TorchLearner)
     def _make_module(self) -> MultiRLModule:
@@ -132,7 +141,7 @@ class LLMLearner(TorchLearner):
         Raises:
             ValueError: if a row is not what the driver says it is.
         """
-        result = self._update.run(minibatches, _fetch(minibatches))
+        result = self._policy_update.run(minibatches, _fetch(minibatches))
         self._weights_seq_no += 1
         return result
 
@@ -180,6 +189,7 @@ class LLMLearner(TorchLearner):
 
     def send_weights(self, version: int) -> None:
         """Broadcast the weights to the engines as `version`. Collective."""
+        assert self._sender is not None, "`open_weight_transfer` comes first"
         self._sender.send(version)
 
     def export_hf(self, path: str) -> None:
@@ -235,10 +245,10 @@ class LLMLearner(TorchLearner):
         return {**fsdp.training_state(self._lm, self._optimizer), **self._counters()}
 
     def _counters(self) -> dict[str, int]:
-        return {NUM_OPTIMIZER_STEPS: self._update.num_steps}
+        return {NUM_OPTIMIZER_STEPS: self._policy_update.num_steps}
 
     def _set_counters(self, state: Mapping[str, Any]) -> None:
-        self._update.num_steps = state.get(NUM_OPTIMIZER_STEPS, self._update.num_steps)
+        self._policy_update.num_steps = state.get(NUM_OPTIMIZER_STEPS, self._policy_update.num_steps)
 
 
 def _fetch(minibatches: Sequence[MiniBatch]) -> dict[int, TokenEpisode]:

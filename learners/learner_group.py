@@ -31,6 +31,8 @@ _GRACE_S = 10.0
 class LLMLearnerGroup(LearnerGroup):
     """The learners of one policy: `num_learners` FSDP ranks, or one in the driver's process for `num_learners=0`."""
 
+    _is_shut_down: bool
+
     def update_rows(self, rows: Sequence[RowRef], *, minibatch_size: int, seed: int) -> UpdateResult:
         """Update the policy from rows in the object store.
 
@@ -156,6 +158,23 @@ class LLMLearnerGroup(LearnerGroup):
         except Exception:
             self._kill_stuck(refs)
             raise
+
+    @override(LearnerGroup)
+    def shutdown(self) -> None:
+        """End all learners and wait until they are gone.
+
+        (Ray Train waits for the first of its workers only and kills the rest while they exit, which the cluster then
+        reports as a crash.)
+        """
+        if self.is_local or self._is_shut_down or not hasattr(self, "_backend_executor"):
+            super().shutdown()
+            return
+        self._is_shut_down = True
+        if ray.is_initialized():
+            for method in ("shutdown", "__ray_terminate__"):
+                refs = [getattr(worker, method).remote() for worker in self._workers]
+                ray.wait(refs, num_returns=len(refs), timeout=_GRACE_S)
+            self._backend_executor.shutdown(graceful_termination=False)
 
     def _kill_stuck(self, refs: list[ray.ObjectRef]) -> None:
         _, running = ray.wait(refs, num_returns=len(refs), timeout=_GRACE_S)

@@ -86,7 +86,7 @@ def gradient(learner: LLMLearner, minibatch: MiniBatch, episodes: Sequence[Token
     """Return a mini-batch's gradient, whole: what the optimizer would be given."""
     figures = UpdateFigures()
     for micro_batch in minibatch.micro_batches:
-        learner._update._accumulate(micro_batch, dict(enumerate(episodes)), minibatch.num_tokens, figures)
+        learner._policy_update._accumulate(micro_batch, dict(enumerate(episodes)), minibatch.num_tokens, figures)
     gradients = {}
     for name, parameter in learner._lm.named_parameters():
         assert parameter.grad is not None
