@@ -98,23 +98,26 @@ def all_gathered(value: list[Any]) -> list[Any]:
     return [item for part in parts for item in part]
 
 
-def training_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return trained parameters and Adam state by name: the live tensors (this rank's shards), to read or to write
-    into.
+def trained_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the trained parameters by name: the live tensors (this rank's shards), to read or to write into.
 
-    Frozen parameters are left out: they are the base model's.
+    Frozen ones are left out: they are the base model's.
     """
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def adam_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return AdamW's state by "<parameter>.<kind>": the live tensors, made now if no step has been taken."""
     state = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        state[f"parameter.{name}"] = parameter.detach()
         adam = optimizer.state[parameter]
-        if not adam:  # what AdamW itself makes at its first step
+        if not adam:  # as AdamW itself does at its first step
             adam["step"] = torch.tensor(0.0)
             adam["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             adam["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state.update({f"{kind}.{name}": adam[kind] for kind in _ADAM_STATE})
+        state.update({f"{name}.{kind}": adam[kind] for kind in _ADAM_STATE})
     return state
 
 

@@ -26,7 +26,6 @@ from learners.update_figures import UpdateResult
 from learners.weight_sync import TransferGroup, WeightSender
 
 NUM_OPTIMIZER_STEPS = "num_optimizer_steps"
-_PARAMETER = "parameter."
 
 # Largest accepted difference between the sampler's and the learner's log-prob of a token, where the user sets none.
 # Both agree to 1e-5 in float32; in bfloat16 they differ by design, and by how much depends on the model.
@@ -200,22 +199,19 @@ class LLMLearner(TorchLearner):
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Return trained parameters and Adam state by name, whole, on the CPU of rank 0 alone. Collective."""
         state: dict[str, Any] = self._counters()
-        full = fsdp.full_state(fsdp.training_state(self._lm, self._optimizer))
         if self._check_component(COMPONENT_RL_MODULE, components, not_components):
-            state[COMPONENT_RL_MODULE] = {DEFAULT_MODULE_ID: {n: t for n, t in full.items() if _is_parameter(n)}}
+            state[COMPONENT_RL_MODULE] = {DEFAULT_MODULE_ID: fsdp.full_state(self._parameters())}
         if self._check_component(COMPONENT_OPTIMIZER, components, not_components):
-            state[COMPONENT_OPTIMIZER] = {n: t for n, t in full.items() if not _is_parameter(n)}
+            state[COMPONENT_OPTIMIZER] = fsdp.full_state(self._adam())
         return state
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned, or the parts of it that are there."""
-        parameters = state.get(COMPONENT_RL_MODULE, {}).get(DEFAULT_MODULE_ID, {})
-        adam = state.get(COMPONENT_OPTIMIZER, {})
-        live = fsdp.training_state(self._lm, self._optimizer)
-        for new, is_wanted in ((parameters, True), (adam, False)):
-            if new:
-                fsdp.load_full_state({n: t for n, t in live.items() if _is_parameter(n) is is_wanted}, new)
+        if new := state.get(COMPONENT_RL_MODULE, {}).get(DEFAULT_MODULE_ID):
+            fsdp.load_full_state(self._parameters(), new)
+        if new := state.get(COMPONENT_OPTIMIZER):
+            fsdp.load_full_state(self._adam(), new)
         self._set_counters(state)
 
     @override(Learner)
@@ -242,7 +238,13 @@ class LLMLearner(TorchLearner):
         self._set_counters(checkpoint)
 
     def _checkpoint(self) -> dict[str, Any]:
-        return {**fsdp.training_state(self._lm, self._optimizer), **self._counters()}
+        return {"parameters": self._parameters(), "adam": self._adam(), **self._counters()}
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return fsdp.trained_parameters(self._lm)
+
+    def _adam(self) -> dict[str, torch.Tensor]:
+        return fsdp.adam_state(self._lm, self._optimizer)
 
     def _counters(self) -> dict[str, int]:
         return {NUM_OPTIMIZER_STEPS: self._policy_update.num_steps}
@@ -265,10 +267,6 @@ def _fetch(minibatches: Sequence[MiniBatch]) -> dict[int, TokenEpisode]:
                 f"object store has {found[0]} and {found[1]}: record and tokens are not of the same episode."
             )
     return episodes
-
-
-def _is_parameter(name: str) -> bool:
-    return name.startswith(_PARAMETER)
 
 
 def _num_cores() -> int:

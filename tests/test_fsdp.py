@@ -45,6 +45,10 @@ def sharded(config: ToRLConfig, trains: bool = True) -> CausalLMModule:
     return policy
 
 
+def live_state(policy: CausalLMModule, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return fsdp.trained_parameters(policy) | fsdp.adam_state(policy, optimizer)
+
+
 def gradients(policy: CausalLMModule, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     policy(batch)["logp"].sum().backward()
     return {name: fsdp.gathered(p.grad) for name, p in policy.named_parameters() if p.grad is not None}
@@ -99,7 +103,7 @@ def test_sharded_adapters_train_alone_merge_and_can_be_switched_off(
             torch.testing.assert_close(policy(batch)["logp"], before)
         base.model.load_state_dict(dict(policy.named_weights()), strict=False)
         torch.testing.assert_close(base(batch)["logp"], after, rtol=1e-4, atol=1e-5)
-    assert all(".lora_" in name for name in fsdp.training_state(policy, optimizer))
+    assert all(".lora_" in name for name in fsdp.trained_parameters(policy) | fsdp.adam_state(policy, optimizer))
 
 
 def test_a_module_that_does_not_train_keeps_only_its_shards_after_a_forward_pass(
@@ -130,19 +134,19 @@ def test_whole_state_survives_the_way_out_and_back_in(
     gradients(policy, batch)
     optimizer.step()
     optimizer.zero_grad()
-    saved = fsdp.full_state(fsdp.training_state(policy, optimizer))
+    saved = fsdp.full_state(live_state(policy, optimizer))
     assert not any(isinstance(t, DTensor) for t in saved.values())
     gradients(policy, batch)
     optimizer.step()
-    fsdp.load_full_state(fsdp.training_state(policy, optimizer), saved)
-    again = fsdp.full_state(fsdp.training_state(policy, optimizer))
+    fsdp.load_full_state(live_state(policy, optimizer), saved)
+    again = fsdp.full_state(live_state(policy, optimizer))
     for name, tensor in saved.items():
         torch.testing.assert_close(again[name], tensor, rtol=0, atol=0)
 
 
 def test_the_state_of_another_model_is_refused(folder: Path) -> None:
     policy = make_policy(learner_config(folder))
-    state = fsdp.training_state(policy, torch.optim.AdamW(policy.parameters()))
+    state = fsdp.trained_parameters(policy)
     other = {f"other.{name}": tensor for name, tensor in state.items()}
     with pytest.raises(ValueError, match=r"names differ.*Restore with the same `model`"):
         fsdp.load_full_state(state, other)

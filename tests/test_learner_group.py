@@ -97,7 +97,8 @@ def gradient(learner: LLMLearner, minibatch: MiniBatch, episodes: Sequence[Token
 
 def shard_sizes(learner: LLMLearner) -> tuple[int, int]:
     """Return elements of parameters and Adam state held by this learner, and of the whole."""
-    state = [t for t in fsdp.training_state(learner._lm, learner._optimizer).values() if t.ndim]
+    live = fsdp.trained_parameters(learner._lm) | fsdp.adam_state(learner._lm, learner._optimizer)
+    state = [tensor for tensor in live.values() if tensor.ndim]
     return sum(getattr(t, "_local_tensor", t).numel() for t in state), sum(t.numel() for t in state)
 
 
