@@ -1,41 +1,56 @@
-"""The process that asks math-verify; started by `grading_workers.py` as a file, it imports nothing of ours.
+"""The process that asks math-verify; started by `workers.py` as a file, it imports nothing of ours.
 
-Reads requests {"gold": LaTeX, "answer": LaTeX} from standard input, one JSON object a line, and answers each with a
-line: true, false, or null when math-verify itself failed. Ends with its input. A request that will not end is not its
-business: the owner kills it; if the owner has died, the CPU limit below does.
+It imports math-verify once, which takes a second, and then forks a child in milliseconds for each socket it is sent
+over its standard input (a socket itself): one byte with one file descriptor. It writes one byte when it is ready for
+them. A child writes lines to its socket, and answers requests, one at a time:
+
+    {"pid": 71}                                          first of all; also the number of its process group
+    {"gold": LaTeX, "answer": LaTeX}  ->  {"verdict": v}     true, false, or null when math-verify itself failed
+
+A request that will not end is not its business: the owner kills the child; if the owner has died, the CPU limit below
+does. Without requests to come, parent and children end.
 """
 
 import json
 import logging
 import os
 import resource
-import sys
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
 
 _OWNERLESS_CPU_S = 30  # far past any owner's time limit
 _MEMORY_BYTES = 2 * 2**30
+_TOLERANCE = 1.01e-6  # a decimal stands for a number it agrees with to six places; relative to numbers below 1
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no reply
+    """Fork a child for each socket that comes until no more can come."""
+    owner = socket.socket(fileno=0)
     logging.disable(logging.CRITICAL)  # math-verify warns once that its time-outs are off
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    # In a box, LaTeX is all that is looked for: falling back to plain expressions parses fragments of an answer.
-    extraction = [LatexExtractionConfig(boxed_match_priority=0)]
-
-    def is_equal(gold: str, answer: str) -> bool:
-        parsed_gold = parse(f"\\boxed{{{gold}}}", extraction, parsing_timeout=None)
-        parsed_answer = parse(f"\\boxed{{{answer}}}", extraction, parsing_timeout=None)
-        return verify(parsed_gold, parsed_answer, timeout_seconds=None)
-
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    is_equal = load_math_verify()
+    is_equal("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}")  # builds the parser, not at the expense of a time limit
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    is_equal("\\frac{1}{2}", "0.5")  # the first call builds the parser; not at the expense of an answer's time limit
-    replies.write("ready\n")
-    replies.flush()
-    for line in sys.stdin:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    owner.sendall(b"r")
+    while True:
+        byte, sockets, _, _ = socket.recv_fds(owner, 1, 1)
+        if not byte:
+            return
+        if os.fork() == 0:
+            owner.close()
+            answer_requests(socket.socket(fileno=sockets[0]), is_equal)
+            os._exit(0)
+        os.close(sockets[0])
+
+
+def answer_requests(channel: socket.socket, is_equal: Callable[[str, str], bool]) -> None:
+    """Answer requests until there are no more."""
+    os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    channel.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
+    for line in channel.makefile():
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = int(used.ru_utime + used.ru_stime) + _OWNERLESS_CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
@@ -44,8 +59,34 @@ def main() -> None:
             verdict = is_equal(request["gold"], request["answer"])
         except Exception:  # whatever a computer algebra system does with a model's formula: unknown, never a verdict
             verdict = None
-        replies.write(json.dumps(verdict) + "\n")
-        replies.flush()
+        channel.sendall(json.dumps({"verdict": verdict}).encode() + b"\n")
+
+
+def load_math_verify() -> Callable[[str, str], bool]:
+    """Import math-verify and return (gold LaTeX, answer LaTeX) -> equal."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Expr, Float
+
+    # LaTeX in a box is all that is looked for, and its first reading is the only one: the others take a fragment for
+    # the answer. Units are our rules' (`rules.py`): math-verify would take the "m" of "2m" for metres.
+    normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
+    extraction = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)]
+
+    def parsed(latex: str) -> list[Any]:
+        return parse(f"\\boxed{{{latex}}}", extraction, extraction_mode="first_match", parsing_timeout=None)
+
+    def is_equal(gold: str, answer: str) -> bool:
+        parsed_gold, parsed_answer = parsed(gold), parsed(answer)
+        if len(parsed_gold) == len(parsed_answer) == 2:  # both with a parse before the text
+            left, right = parsed_gold[0], parsed_answer[0]
+            if isinstance(left, Expr) and isinstance(right, Expr) and (left.has(Float) or right.has(Float)):
+                difference, size = (left - right).evalf(30), left.evalf(30)
+                if difference.is_number and size.is_number:
+                    return bool(abs(difference) <= _TOLERANCE * min(1, abs(size)))
+        return verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None)
+
+    return is_equal
 
 
 if __name__ == "__main__":

@@ -3,91 +3,128 @@
 A computer algebra system given a model's formula may run for ever or take the process down. math-verify's own time-outs
 are signals, which work on the main thread alone and are swallowed elsewhere; a thread cannot be ended at all. So the
 question goes to another process, a clean interpreter and no fork of this one (which may hold an engine and its
-threads), and a worker that does not answer in time is killed and replaced.
+threads), and what does not answer in time is killed and replaced.
+
+Two lanes keep slow questions out of the way of quick ones. Every question starts in the quick lane; one that is not
+answered within `quick_s` gives its place up. It goes on in the patient lane if that has a place, otherwise it is
+killed and asked anew when there is one (`TooSlowError` tells a caller that would rather not wait for that).
 """
 
 import atexit
 import contextlib
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from torl_env import _grading_worker
+from torl_env.grading import _worker
 
-_START_S = 120.0  # importing sympy takes a second; on a busy machine many
+_START_S = 120.0  # importing sympy takes a second, on a busy machine many; a fork milliseconds
 
 
-class _WorkerLostError(Exception):
-    """The worker died or did not answer in time."""
+class TooSlowError(Exception):
+    """The quick lane could not answer, and the patient lane is full."""
+
+
+class _LostError(Exception):
+    """A process has died, or could not be started."""
+
+
+class _Parent:
+    """The process that has imported math-verify and forks the workers."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(Path(_worker.__file__))],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is not for it
+            )
+        self._control.settimeout(_START_S)
+        if self._control.recv(1) != b"r":
+            raise _LostError
+
+    def fork(self) -> "_Worker":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        return _Worker(ours)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
 
 
 class _Worker:
-    """One process and its pipes; used by one thread at a time."""
+    """A forked process that answers questions; used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(_grading_worker.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is not for it, and it is killed with its children
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
-        self._read_line(_START_S)
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._unread = b""
+        self.pid: int = self._read(time.monotonic() + _START_S)["pid"]
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def ask(self, gold: str, answer: str) -> None:
+        """Send a question, of which `reply` reads the answer."""
+        self._channel.settimeout(None)
+        self._channel.sendall(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
 
-    def ask(self, request: dict[str, str], limit_s: float) -> bool | None:
-        """Return the worker's answer; raises _WorkerLostError, after which the worker is dead."""
-        try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
-            self._requests.flush()
-        except OSError as error:
-            self.kill()
-            raise _WorkerLostError from error
-        return json.loads(self._read_line(limit_s))
+    def reply(self, limit_s: float) -> bool | None:
+        """Return the answer to the question asked.
 
-    def _read_line(self, limit_s: float) -> bytes:
-        deadline = time.monotonic() + limit_s
-        poll = select.poll()
-        poll.register(self._replies, select.POLLIN)
-        line = b""
-        while not line.endswith(b"\n"):
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            chunk = os.read(self._replies.fileno(), 4096) if ready else b""
-            if not chunk:
-                self.kill()
-                raise _WorkerLostError
-            line += chunk
-        return line
+        Raises:
+            TimeoutError: if there is none within `limit_s`; it may be waited for again.
+            _LostError: if the process died over it.
+        """
+        return self._read(time.monotonic() + limit_s)["verdict"]
 
     def kill(self) -> None:
+        """End the process, with whatever it may have started."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._requests.close()
-        self._replies.close()
+            os.killpg(self.pid, signal.SIGKILL)
+        self._channel.close()
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        while not self._unread.endswith(b"\n"):
+            self._channel.settimeout(max(1e-6, deadline - time.monotonic()))
+            chunk = self._channel.recv(4096)
+            if not chunk:
+                raise _LostError
+            self._unread += chunk
+        line, self._unread = self._unread, b""
+        return json.loads(line)
 
 
 class GradingWorkers:
-    """Up to `max_workers` workers, started when first needed; callable from any thread."""
+    """Up to `max_workers` processes in each lane, started when first needed; callable from any thread.
 
-    def __init__(self, max_workers: int, limit_s: float = 3.0) -> None:
-        """Set the limits; `limit_s` is wall time for one comparison, not counting the wait for a free worker."""
+    Attributes:
+        quick: threads for quick questions, enough of them that a full patient lane leaves the quick one its own.
+        patient: threads for those that raised `TooSlowError`.
+    """
+
+    def __init__(self, max_workers: int, limit_s: float = 3.0, quick_s: float = 0.1) -> None:
+        """Set the limits, both in wall time for one comparison, not counting the wait for a free worker."""
         self.limit_s = limit_s
-        self.num_lost = 0  # workers killed at their limit or dead: each an unknown verdict
-        self._slots = threading.BoundedSemaphore(max_workers)
+        self.quick_s = quick_s
+        self.num_lost = 0  # questions that ran into `limit_s` or killed their worker: each an unknown verdict
+        self.quick = ThreadPoolExecutor(2 * max_workers, "grading-quick")  # no thread starts before it has work
+        self.patient = ThreadPoolExecutor(max_workers, "grading-patient")
+        self._quick_places = threading.BoundedSemaphore(max_workers)
+        self._patient_places = threading.BoundedSemaphore(max_workers)
         self._lock = threading.Lock()
+        self._fork_lock = threading.Lock()
+        self._parent: _Parent | None = None
         self._idle: list[_Worker] = []
         self._closed = False
 
@@ -98,31 +135,112 @@ class GradingWorkers:
             gold: without "\boxed" and "$".
             answer: likewise.
         """
-        with self._slots:
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
+        try:
+            return self.is_equal_quick(gold, answer)
+        except TooSlowError:
+            return self.is_equal_patient(gold, answer)
+
+    def is_equal_quick(self, gold: str, answer: str) -> bool | None:
+        """Ask in the quick lane, and go on in the patient lane if it has a place; raises TooSlowError if not."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._quick_places)
             try:
-                if worker is None or not worker.alive:
-                    worker = _Worker()
-                verdict = worker.ask({"gold": gold, "answer": answer}, self.limit_s)
-            except _WorkerLostError:
-                with self._lock:
-                    self.num_lost += 1
-                return None
-            with self._lock:
-                if not self._closed:
-                    self._idle.append(worker)
-                    return verdict
-            worker.kill()
-            return verdict
+                worker, verdict = self._ask(gold, answer, self.quick_s)
+            except _LostError:
+                return self._lost()
+            if worker is None:
+                return verdict
+            if not self._patient_places.acquire(blocking=False):
+                worker.kill()
+                raise TooSlowError
+            held.close()  # from here on another question may use the quick place
+            held.callback(self._patient_places.release)
+            return self._wait(worker, self.limit_s - self.quick_s)
+
+    def is_equal_patient(self, gold: str, answer: str) -> bool | None:
+        """Ask in the patient lane, waiting for a place in it."""
+        with self._patient_places:
+            try:
+                worker, verdict = self._ask(gold, answer, self.limit_s)
+            except _LostError:
+                return self._lost()
+            return verdict if worker is None else self._wait(worker, 0)
 
     def close(self) -> None:
-        """End the idle workers; one that is busy is ended when its caller has the answer."""
+        """End the idle workers and take no more work; one that is busy is ended when its caller has the answer."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
         for worker in idle:
             worker.kill()
+        with self._fork_lock:
+            if self._parent is not None:
+                self._parent.kill()
+        self.quick.shutdown(wait=False, cancel_futures=True)
+        self.patient.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, gold: str, answer: str, limit_s: float) -> tuple[_Worker | None, bool | None]:
+        """Return (None, verdict), or the worker that is still at it after `limit_s`.
+
+        A worker may have died while it was idle, which costs no verdict: the question is asked once more.
+
+        Raises:
+            _LostError: if it killed two workers.
+        """
+        for last in (False, True):
+            worker = self._take()
+            try:
+                worker.ask(gold, answer)
+                verdict = worker.reply(limit_s)
+            except TimeoutError:
+                return worker, None
+            except (_LostError, OSError):
+                worker.kill()
+                if last:
+                    raise _LostError from None
+            else:
+                self._put_back(worker)
+                return None, verdict
+        raise AssertionError
+
+    def _wait(self, worker: _Worker, limit_s: float) -> bool | None:
+        """Return the reply of a worker that has its question, or end it after `limit_s`."""
+        try:
+            verdict = worker.reply(limit_s)
+        except (_LostError, OSError):  # TimeoutError is one
+            worker.kill()
+            return self._lost()
+        self._put_back(worker)
+        return verdict
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        with self._fork_lock:
+            for last in (False, True):
+                try:
+                    self._parent = self._parent or _Parent()
+                    return self._parent.fork()
+                except (_LostError, OSError):
+                    if self._parent is not None:
+                        self._parent.kill()
+                        self._parent = None
+                    if last:
+                        raise _LostError from None
+        raise AssertionError
+
+    def _put_back(self, worker: _Worker) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(worker)
+                return
+        worker.kill()
+
+    def _lost(self) -> bool | None:
+        with self._lock:
+            self.num_lost += 1
+        return None
 
 
 _lock = threading.Lock()
@@ -130,7 +248,7 @@ _workers: dict[int, GradingWorkers] = {}  # by process id: a fork must not share
 
 
 def shared_workers() -> GradingWorkers:
-    """Return this process's workers: as many as cores it may use, at most four."""
+    """Return this process's workers: in each lane as many as cores it may use, at most four."""
     with _lock:
         if os.getpid() not in _workers:
             _workers.clear()

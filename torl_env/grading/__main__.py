@@ -1,0 +1,66 @@
+r"""Grade a file of cases and say where the verdicts differ from the expected ones.
+
+    python -m torl_env.grading FILE.jsonl [--json]
+
+A line is {"id", "gold", "prediction", "expected"}: `expected` is true or false, a missing `prediction` is an empty one,
+and one without any "\boxed" is the answer itself. A verdict of *unknown* is a disagreement.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from torl_env.grading import Verdict, grade
+
+
+def report(lines: list[str]) -> dict[str, Any]:
+    """Return the counts, the times in milliseconds and the disagreements of JSON lines of cases."""
+    times_ms, disagreements = [], []
+    grade("x + 1", "\\boxed{y + 1}")  # starts a worker, which is no case's time
+    for line in lines:
+        case = json.loads(line)
+        start = time.perf_counter()
+        graded = grade(case["gold"], case.get("prediction") or "", require_box=False)
+        times_ms.append((time.perf_counter() - start) * 1000)
+        if graded.verdict is not (Verdict.CORRECT if case["expected"] else Verdict.INCORRECT):
+            found = {"verdict": graded.verdict.value, "reason": graded.reason}
+            disagreements.append({key: case.get(key) for key in ("id", "gold", "prediction", "expected")} | found)
+    times_ms.sort()
+    verdicts = [(entry["expected"], entry["verdict"]) for entry in disagreements]
+    return {
+        "cases": len(lines),
+        "agree": len(lines) - len(disagreements),
+        "false_positives": verdicts.count((False, "correct")),
+        "false_negatives": verdicts.count((True, "incorrect")),
+        "unknown": sum(verdict == "unknown" for _, verdict in verdicts),
+        "median_ms": round(statistics.median(times_ms), 3) if times_ms else 0.0,
+        "p99_ms": round(times_ms[min(len(times_ms) - 1, int(len(times_ms) * 0.99))], 3) if times_ms else 0.0,
+        "disagreements": disagreements,
+    }
+
+
+def main() -> None:
+    """Read the arguments, print the report."""
+    parser = argparse.ArgumentParser(prog="python -m torl_env.grading", description="Grade a file of cases.")
+    parser.add_argument("file", type=Path, help="JSON Lines with id, gold, prediction, expected")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    found = report([line for line in arguments.file.read_text(encoding="utf-8").splitlines() if line.strip()])
+    if arguments.json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for entry in found["disagreements"]:
+        prediction = (entry["prediction"] or "")[-120:]
+        print(
+            f"{entry['id']}: {entry['verdict']}, expected {entry['expected']}: {entry['gold'][:80]!r} | {prediction!r}"
+        )
+    for key in ("cases", "agree", "false_positives", "false_negatives", "unknown", "median_ms", "p99_ms"):
+        print(f"{key:16}{found[key]}")
+    print(f"{'agreement':16}{found['agree'] / max(1, found['cases']):.1%}")
+
+
+if __name__ == "__main__":
+    main()
