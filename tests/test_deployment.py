@@ -5,9 +5,9 @@ import pickle
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from torl_env import ExecutionResult, Status
@@ -130,26 +130,30 @@ def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
     )
 
 
+def replicas() -> list[psutil.Process]:
+    """Replica processes of the application that runs."""
+    title = f"ray::ServeReplica:{NAME}:"
+    return [process for process in psutil.process_iter() if title in "".join(process.cmdline()[:1])]
+
+
 def test_a_call_in_flight_survives_the_death_of_its_replica(
-    loop: asyncio.AbstractEventLoop, client: ServeSandbox, tmp_path: Path
+    loop: asyncio.AbstractEventLoop, client: ServeSandbox
 ) -> None:
-    async def kill_one_replica() -> ExecutionResult:
-        # The program's keeper is the zygote's child, the zygote the replica's; the second time it lets the program end.
-        code = (
-            "import os, signal, pathlib, sys\n"
-            f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
-            "def parent(pid): return int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
-            "if not flag.exists():\n"
-            "    flag.touch()\n"
-            "    os.kill(parent(parent(os.getppid())), signal.SIGKILL)\n"
-            "    signal.pause()\n"
-            "print('again')\n"
-        )
-        return await client.run(code, 30)
+    def busy() -> list[psutil.Process]:
+        # Beneath a replica: the process that keeps the namespaces, the zygote, and while there is one a program.
+        return [process for process in replicas() if len(process.children(recursive=True)) == 3]
+
+    async def kill_its_replica() -> ExecutionResult:
+        call = asyncio.create_task(client.run("import time\ntime.sleep(2)\nprint('done')", 30))
+        while not busy():
+            await asyncio.sleep(0.05)
+        (replica,) = busy()
+        replica.kill()
+        return await call
 
     started = time.monotonic()
-    result = within(loop, kill_one_replica())
-    assert result.stdout == "again\n"
+    result = within(loop, kill_its_replica())
+    assert result.stdout == "done\n"
     assert time.monotonic() - started < 30
 
 

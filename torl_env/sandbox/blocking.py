@@ -11,18 +11,23 @@ _lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process id: after a fork the parent's thread is not there
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` on this process's background loop and return its result; an interrupt cancels it.
-
-    In a notebook the thread already runs a loop, so `asyncio.run` would raise.
-    """
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return this process's background loop, started by the first call."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
             _loops.clear()
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="torl-env", daemon=True).start()
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        return loop
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine` on this process's background loop and return its result; an interrupt cancels it.
+
+    In a notebook the thread already runs a loop, so `asyncio.run` would raise.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
     try:
         return future.result()
     except BaseException:

@@ -2,15 +2,24 @@
 
 import asyncio
 import os
+import re
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from torl_env.sandbox.process import SandboxProcessError, Zygote
-from torl_env.sandbox.types import ExecutionResult
+from torl_env.sandbox.interpreter import BASE_PACKAGES, EXTRA_PACKAGES
+from torl_env.sandbox.process import SandboxProcessError
+from torl_env.sandbox.tiers import TIERS, Interpreter, start_isolated
+from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Tier
 
+T = TypeVar("T")
 _STARTS = 2  # a zygote that died is replaced once per run before the run counts as a sandbox error
+# Programs that name one of these run in a second interpreter that has them warm: in the first they would cost every
+# program some milliseconds for the larger interpreter, here they would cost their import, a second.
+_NAMES_EXTRA = re.compile(r"\b(scipy|matplotlib|pylab|networkx|pandas|sklearn)\b")
 
 
 class LocalSandbox:
@@ -22,12 +31,22 @@ class LocalSandbox:
     Nothing is started before the first run. Pickles as its settings.
     """
 
-    def __init__(self, max_concurrent_runs: int | None = None, memory_mb: int = 1024) -> None:
+    def __init__(
+        self,
+        max_concurrent_runs: int | None = None,
+        memory_mb: int = 1024,
+        *,
+        max_queued_runs: int | None = None,
+        tier: str = "auto",
+    ) -> None:
         """Set the limits.
 
         Args:
             max_concurrent_runs: programs at once; None for one a core this process may use.
-            memory_mb: address space of each process of a program.
+            memory_mb: address space of each process of a program, beyond the interpreter's own.
+            max_queued_runs: programs that may wait; a further one is a sandbox error at once. None for any number.
+            tier: "strict" or "fallback" to have that tier or none; "auto" for the better of the two that there is (each
+                result names it); "unisolated" for limits without isolation, the only one on systems other than Linux.
 
         Raises:
             ValueError: if a limit is not positive, or the memory is less than an interpreter needs.
@@ -36,65 +55,119 @@ class LocalSandbox:
             raise ValueError(f"`max_concurrent_runs` ({max_concurrent_runs}) should be at least 1.")
         if memory_mb < 64:
             raise ValueError(f"`memory_mb` ({memory_mb}) should be at least 64: an interpreter alone needs about 40.")
+        if max_queued_runs is not None and max_queued_runs < 0:
+            raise ValueError(f"`max_queued_runs` ({max_queued_runs}) should not be negative.")
+        if tier not in TIERS:
+            raise ValueError(f"`tier` ({tier!r}) should be one of {', '.join(TIERS)}.")
+        self.tier = tier
         self.max_concurrent_runs = max_concurrent_runs or len(os.sched_getaffinity(0))
+        self.max_queued_runs = max_queued_runs
         self.memory_mb = memory_mb
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._slots = asyncio.Semaphore(self.max_concurrent_runs)  # used on the private loop only
-        self._zygote: Zygote | None = None
+        self._free_slots = list(range(self.max_concurrent_runs))
+        self._interpreters: dict[tuple[str, ...], Interpreter] = {}
+        self._starting: dict[tuple[str, ...], asyncio.Task[Interpreter]] = {}
         self._tasks: set[asyncio.Task[ExecutionResult]] = set()
         self._closed = False
 
-    def __reduce__(self) -> tuple[type["LocalSandbox"], tuple[int, int]]:
-        return LocalSandbox, (self.max_concurrent_runs, self.memory_mb)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.max_concurrent_runs, self.memory_mb, self.max_queued_runs, self.tier)
 
-    async def run(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Run `code` as a Python program for at most `timeout_s` seconds, both of wall time and of CPU.
+    async def run(self, code: str, timeout_s: float, **options: Any) -> ExecutionResult:
+        """Run `code` as a Python program for at most `timeout_s` seconds; `options` are `RunRequest`'s other fields.
 
         Raises:
-            ValueError: if `timeout_s` is not positive.
+            ValueError: if a number is not positive.
         """
-        if not timeout_s > 0:
-            raise ValueError(f"`timeout_s` ({timeout_s}) should be positive.")
+        return await self.execute(RunRequest(code, timeout_s, **options))
+
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        """Run one program."""
+        try:
+            return await self._on_own_loop(lambda: self._queue(request))
+        except SandboxProcessError as error:
+            return ExecutionResult.sandbox_error(str(error))
+
+    async def check(self, timeout_s: float) -> ExecutionResult:
+        """Run an empty program past the queue; an interpreter that is stuck is noticed and replaced by it."""
+        try:
+            slot = self.max_concurrent_runs  # one more than the runs have
+            return await self._on_own_loop(lambda: self._run(RunRequest("", timeout_s), slot))
+        except SandboxProcessError as error:
+            return ExecutionResult.sandbox_error(str(error))
+
+    async def start(self) -> Tier:
+        """Start the sandbox now instead of with the first run; return the tier.
+
+        Raises:
+            SandboxProcessError: if the tier that was asked for is not available, with the reason and the remedy.
+        """
+        return await self._on_own_loop(self._start)
+
+    async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         with self._lock:
             if self._closed:
-                return ExecutionResult.sandbox_error("the sandbox is closed")
+                raise SandboxProcessError("the sandbox is closed")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name="local-sandbox", daemon=True)
                 self._thread.start()
-            done: Future[ExecutionResult] = asyncio.run_coroutine_threadsafe(self._queue(code, timeout_s), self._loop)
+            done: Future[T] = asyncio.run_coroutine_threadsafe(work(), self._loop)
         return await asyncio.wrap_future(done)
 
-    async def _queue(self, code: str, timeout_s: float) -> ExecutionResult:
+    async def _start(self) -> Tier:
+        return (await self._interpreter(BASE_PACKAGES)).tier
+
+    async def _queue(self, request: RunRequest) -> ExecutionResult:
         task = asyncio.current_task()
         assert task is not None
+        if self.max_queued_runs is not None and len(self._tasks) >= self.max_concurrent_runs + self.max_queued_runs:
+            refused = ExecutionResult.sandbox_error(f"overloaded: {self.max_queued_runs} programs wait already")
+            return replace(refused, limit_hit=OVERLOAD)
         self._tasks.add(task)
+        queued = time.perf_counter()
+        slot: int | None = None
         try:
-            queued = time.perf_counter()
             async with self._slots:
+                slot = self._free_slots.pop()
                 queue_s = time.perf_counter() - queued
-                return replace(await self._run(code, timeout_s), queue_s=queue_s)
+                return replace(await self._run(request, slot), queue_s=queue_s)
         except asyncio.CancelledError:
             if self._closed:
                 return ExecutionResult.sandbox_error("the sandbox was closed")
             raise
         finally:
+            if slot is not None:
+                self._free_slots.append(slot)
             self._tasks.discard(task)
 
-    async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
+    async def _run(self, request: RunRequest, slot: int) -> ExecutionResult:
+        packages = EXTRA_PACKAGES if _NAMES_EXTRA.search(request.code) else BASE_PACKAGES
         failure = ""
         for _ in range(_STARTS):
             try:
-                if self._zygote is None or not self._zygote.alive:
-                    self._zygote = Zygote(self.memory_mb)
-                return await self._zygote.run(code, timeout_s)
-            except SandboxProcessError as error:
+                interpreter = await self._interpreter(packages)
+                if request.allow_subprocess and interpreter.tier is Tier.FALLBACK:
+                    return ExecutionResult.sandbox_error("`allow_subprocess` needs the strict tier; this is fallback")
+                return await interpreter.run(request, slot, request.memory_mb or self.memory_mb)
+            except (SandboxProcessError, OSError) as error:  # the latter for descriptors or processes that ran out
                 failure = str(error)
-                if self._zygote is not None and self._zygote.alive:
-                    break  # only this run's keeper died: what killed it would do so again
         return ExecutionResult.sandbox_error(failure)
+
+    async def _interpreter(self, packages: tuple[str, ...]) -> Interpreter:
+        """Return a live interpreter with `packages`, started by the first run that needs it."""
+        interpreter = self._interpreters.get(packages)
+        if interpreter is None or not interpreter.alive:
+            starting = self._starting.get(packages)
+            if starting is None or starting.done():
+                starting = self._starting[packages] = asyncio.create_task(start_isolated(self.tier, packages))
+                starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            interpreter = await asyncio.shield(starting)
+            self._interpreters[packages] = interpreter
+        return interpreter
 
     async def close(self) -> None:
         """Kill the programs in flight, end the zygote and the thread; their callers get sandbox errors."""
@@ -111,10 +184,16 @@ class LocalSandbox:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._zygote is not None:
-            self._zygote.close()
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        for interpreter in self._interpreters.values():
+            interpreter.close()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+def _rebuild(max_concurrent_runs: int, memory_mb: int, max_queued_runs: int | None, tier: str) -> LocalSandbox:
+    return LocalSandbox(max_concurrent_runs, memory_mb, max_queued_runs=max_queued_runs, tier=tier)

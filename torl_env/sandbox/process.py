@@ -1,263 +1,312 @@
-"""One program in its own process, with limits, seen from the side that wants its result.
+"""A sandbox interpreter and its runs, seen from the side that wants their results.
 
-Covers: wall-clock and CPU seconds, memory per process, size of written files and of the output; the whole process tree
-is killed, sessions of its own included; a private working directory, removed afterwards; an environment without the
-caller's; no standard input.
-
-Does not cover: reading the host's files, the network, other processes of the same user, the number of processes.
-Programs run as the calling user: enough for what a model writes by accident, not for hostile code.
+What this side believes comes from the kernel: the exit status from the zygote's wait, the end of the output from the
+pipes, the kill through a process descriptor. Nothing a program prints or writes is taken for its result.
 """
 
 import asyncio
 import contextlib
-import math
+import marshal
 import os
-import re
+import shutil
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from torl_env.sandbox import zygote
-from torl_env.sandbox.types import ExecutionResult, Status
+from torl_env.sandbox.capture import Capture
+from torl_env.sandbox.interpreter import Isolation, start_interpreter
+from torl_env.sandbox.outcome import Ending, fetch, make_result, run_delay_s
+from torl_env.sandbox.types import ExecutionResult, RunRequest, Tier
 
 _MAX_FILE_BYTES = 64 * 2**20
-_MAX_OUTPUT_BYTES = 16 * 2**20  # a program that prints more is ended
-_KEPT_OUTPUT_BYTES = 64 * 2**10  # of stdout and of stderr each: head and tail
-_CHUNK_BYTES = 64 * 2**10
-_KILL_GRACE_S = 5.0  # a killed tree is gone within milliseconds; past this the machine is in trouble
-_MEMORY_ERROR = re.compile(r"^(MemoryError|numpy\.\S*MemoryError)\b")
-_ENVIRONMENT = {
-    "PATH": os.defpath,
-    "LANG": "C.UTF-8",
-    "PYTHONUTF8": "1",
-    "PYTHONHASHSEED": "0",  # set order is the same in every run
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",  # each malloc arena of a thread costs 128 MB of the address space that is limited
-}
+_DISK_MB, _MAX_FILES = 128, 4096
+_MAX_MESSAGE_BYTES = 65536
+_START_TIMEOUT_S = 60.0  # of an interpreter with its packages, on a machine that is busy
+_FORK_TIMEOUT_S = 10.0  # a fork takes milliseconds: a zygote that needs longer is stuck
+_KILL_GRACE_S = 5.0  # so does a kill
+_MIN_DELAY_S = 0.02
+_MAX_STRETCH = 3.0  # a program that waits for a busy core gets its time all the same, up to so many times the limit
 
 
 class SandboxProcessError(Exception):
     """The machinery around the program failed, so that nothing is known about the program."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """How a run ended: the kernel's exit code, and the reason if this side ended it."""
+class IsolationError(SandboxProcessError):
+    """The machine refuses a way of isolating programs; the text says at which step."""
 
-    exit_code: int
-    killed_for: str | None = None  # "time" | "output" | "cancel"
+
+@dataclass(slots=True)
+class _Run:
+    """Descriptors of a run that has started, closed by `close`."""
+
+    number: int
+    report: socket.socket
+    killer: int
+    directory: int
+    ended: asyncio.Future[Ending]
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.killer, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()  # if it has not ended by now, nobody waits for it any more
+        self.report.close()
+        os.close(self.killer)
+        os.close(self.directory)
 
 
 class Zygote:
     """A running zygote and the runs made through it. Belongs to the event loop it was started on."""
 
-    def __init__(self, memory_mb: int) -> None:
-        """Start the zygote: about 50 ms until the first program runs.
+    def __init__(self, isolation: Isolation, packages: tuple[str, ...]) -> None:
+        """Start the interpreter; `ready` waits until programs can be run.
 
         Raises:
-            SandboxProcessError: off Linux, or if the interpreter cannot be started.
+            SandboxProcessError: if the interpreter cannot be started.
         """
-        if sys.platform != "linux":
-            raise SandboxProcessError(f"programs run on Linux only; this is {sys.platform}")
-        self._memory_mb = memory_mb
-        self._control, theirs = socket.socketpair()
+        self.tier = isolation.tier
+        self._loop = asyncio.get_running_loop()
+        self._next_run = 0
+        self._runs: dict[int, asyncio.Future[Ending]] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._base_directory = "" if self.tier is Tier.STRICT else tempfile.mkdtemp(prefix="torl-sandbox-")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # -s -P: neither the user's site packages nor any current directory; a session of its own, so that a
-            # terminal's Ctrl-C reaches the caller alone.
-            command = [sys.executable, "-s", "-P", str(Path(zygote.__file__)), str(theirs.fileno())]
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    env=_ENVIRONMENT,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+                if self._base_directory:
+                    os.chmod(self._base_directory, 0o711)
+                self._process = start_interpreter(isolation, packages, self._base_directory, theirs)
             except OSError as error:
                 self._control.close()
                 raise SandboxProcessError(f"the interpreter did not start ({error.strerror})") from error
-
-    @property
-    def alive(self) -> bool:
-        """Whether new programs can be started."""
-        if self._process.poll() is not None:
-            return False
-        try:  # a dying process has lost its socket before it can be waited for
-            return self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        self._control.setblocking(False)
+        self.alive = True
+        self._loop.add_reader(self._control, self._on_message)
 
     @property
     def pid(self) -> int:
-        """The zygote's process id."""
+        """The process id of the zygote, or of the process that waits for it; either takes the other along."""
         return self._process.pid
 
+    async def ready(self) -> None:
+        """Wait until programs can be run.
+
+        Raises:
+            IsolationError: if the machine refuses this way of isolating.
+            SandboxProcessError: if the interpreter ended or hangs.
+        """
+        done, _ = await asyncio.wait([self._ready], timeout=_START_TIMEOUT_S)
+        if not done:
+            self._destroy()
+            raise SandboxProcessError(f"the interpreter did not start within {_START_TIMEOUT_S:g} s")
+        self._ready.result()
+
     def close(self) -> None:
-        """End the zygote; runs in flight end with their own calls."""
+        """End the zygote and with it all its programs."""
+        if self._control.fileno() < 0:
+            return
+        self._loop.remove_reader(self._control)
         self._control.close()
+        self._fail_all()
         try:
             self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._base_directory:
+            shutil.rmtree(self._base_directory, ignore_errors=True)
 
-    async def run(self, code: str, timeout_s: float) -> ExecutionResult:
+    def _destroy(self) -> None:
+        """End a zygote that does not answer."""
+        if self.tier is Tier.STRICT:
+            self._process.terminate()  # the process that waits for the zygote kills it and reaps it
+        else:
+            self._process.kill()
+        self.close()
+
+    def _on_message(self) -> None:
+        try:
+            message = self._control.recv(_MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if not message:
+            self.close()
+            return
+        kind, *values = marshal.loads(message)
+        if kind == "ended":
+            run, status, cpu_s, max_rss_kb = values
+            future = self._runs.pop(run, None)
+            if future is not None and not future.done():
+                future.set_result(Ending(status, cpu_s, max_rss_kb))
+        elif kind == "failed":
+            self._ready.set_exception(IsolationError(values[0]))
+        else:
+            self._ready.set_result(None)
+
+    def _fail_all(self) -> None:
+        self.alive = False
+        waited_for: list[asyncio.Future[Any]] = [self._ready, *self._runs.values()]
+        for future in waited_for:
+            if not future.done():
+                future.set_exception(SandboxProcessError("the zygote is gone"))
+                future.exception()  # seen: whoever waits gets it, and nobody may
+        self._runs.clear()
+
+    async def run(self, request: RunRequest, slot: int, memory_mb: int) -> ExecutionResult:
         """Run one program; when the caller is cancelled the program is killed.
 
+        Args:
+            request: the program.
+            slot: of the programs that run at a time each has a number of its own.
+            memory_mb: the limit that applies.
+
         Raises:
-            SandboxProcessError: if the zygote or the program's keeper died.
+            SandboxProcessError: if the zygote died, is stuck, or could not confine the program.
         """
-        started = time.perf_counter()
-        channel, stdout_fd, stderr_fd = self._fork()
-        with channel, _Capture(stdout_fd) as stdout, _Capture(stderr_fd) as stderr:
-            # From here on the end of `channel`, for whatever reason, ends the program and all its descendants.
-            ending = await self._await_ending(channel, code, timeout_s, (stdout, stderr))
-            run_s = time.perf_counter() - started
-            for output in (stdout, stderr):  # every writer is dead, so their ends are there to be read
-                await output.ended
-            return _result(ending, stdout, stderr, timeout_s, self._memory_mb, run_s)
-
-    def _fork(self) -> tuple[socket.socket, int, int]:
-        """Have a keeper forked; return its channel and the reading ends of the program's stdout and stderr."""
-        channel, theirs = socket.socketpair()
-        stdout_fd, stdout_end = os.pipe()
-        stderr_fd, stderr_end = os.pipe()
-        try:
-            socket.send_fds(self._control, [b"r"], [theirs.fileno(), stdout_end, stderr_end])
-        except OSError as error:
-            channel.close()
-            os.close(stdout_fd)
-            os.close(stderr_fd)
-            raise SandboxProcessError("the zygote is gone") from error
-        finally:
-            theirs.close()
-            os.close(stdout_end)
-            os.close(stderr_end)
-        channel.setblocking(False)
-        return channel, stdout_fd, stderr_fd
-
-    async def _await_ending(
-        self, channel: socket.socket, code: str, timeout_s: float, outputs: "tuple[_Capture, _Capture]"
-    ) -> _Ending:
-        loop = asyncio.get_running_loop()
-        program = code.encode("utf-8", "surrogatepass")
-        cpu_s = math.ceil(timeout_s)
         killed_for: str | None = None
+        run: _Run | None = None
 
-        def end(reason: str, direction: int = socket.SHUT_WR) -> None:
+        def end(reason: str) -> None:
             nonlocal killed_for
             killed_for = killed_for or reason
-            with contextlib.suppress(OSError):  # it has just ended by itself
-                channel.shutdown(direction)
+            if run is not None:
+                run.kill()
 
-        for output in outputs:
-            output.on_flood = lambda: end("output")
-        timer = loop.call_later(timeout_s, end, "time")
-        give_up = loop.call_later(timeout_s + _KILL_GRACE_S, end, "time", socket.SHUT_RD)
-        try:
-            request = zygote.REQUEST.pack(len(program), cpu_s, self._memory_mb * 2**20, _MAX_FILE_BYTES) + program
-            await loop.sock_sendall(channel, request)
+        with Capture(lambda: end("output")) as stdout, Capture(lambda: end("output")) as stderr:
+            started = time.perf_counter()
+            run = await self._fork(request, slot, memory_mb, stdout, stderr)
             try:
-                reply = await loop.sock_recv(channel, zygote.REPLY.size)
-            except asyncio.CancelledError:
-                end("cancel")
-                await loop.sock_recv(channel, zygote.REPLY.size)  # the program is dead when the caller goes on
-                raise
-        except OSError as error:
-            raise SandboxProcessError("the program's keeper is gone") from error
+                clock = self._loop.create_task(self._clock(run, request.timeout_s, lambda: end("wall")))
+                try:
+                    ending = await asyncio.shield(run.ended)
+                except asyncio.CancelledError:
+                    end("cancel")
+                    await asyncio.wait([run.ended], timeout=_KILL_GRACE_S)
+                    raise
+                finally:
+                    clock.cancel()
+                run_s = time.perf_counter() - started
+                if request.allow_subprocess:  # the program's status; the zygote knows that of its init
+                    with contextlib.suppress(BlockingIOError):
+                        if message := run.report.recv(64):
+                            ending.status = marshal.loads(message)
+                for output in (stdout, stderr):  # every writer is dead, so their ends are there to be read
+                    await output.ended
+                files = fetch(run.directory, request.fetch_files)
+            finally:
+                run.close()
+                if self._base_directory:
+                    path = f"{self._base_directory}/{run.number}"
+                    await self._loop.run_in_executor(None, lambda: shutil.rmtree(path, ignore_errors=True))
+            return make_result(ending, killed_for, stdout, stderr, request, memory_mb, run_s, self.tier, files)
+
+    async def _clock(self, run: _Run, timeout_s: float, on_end: Any) -> None:
+        """Call `on_end` when the program's time is over, not counting the time it waited for a core.
+
+        Otherwise what a program may do would depend on what else the machine does, and rewards would be noisy.
+        """
+        limit = self._loop.time() + _MAX_STRETCH * timeout_s
+        wait_s, counted_delay_s = timeout_s, 0.0
+        while wait_s >= _MIN_DELAY_S or counted_delay_s == 0.0:
+            await asyncio.sleep(wait_s)
+            delay_s = run_delay_s(run.killer)
+            wait_s = min(delay_s - counted_delay_s, limit - self._loop.time())
+            counted_delay_s = max(delay_s, 1e-9)
+        on_end()
+        await asyncio.wait([run.ended], timeout=_KILL_GRACE_S)
+        if not run.ended.done():
+            self._destroy()  # a killed program ends within milliseconds: it is the zygote that does not answer
+
+    async def _fork(self, request: RunRequest, slot: int, memory_mb: int, stdout: Capture, stderr: Capture) -> _Run:
+        """Have the program's process forked and confined, up to its first line."""
+        self._next_run += 1
+        number = self._next_run
+        program = {
+            "code": request.code.encode("utf-8", "surrogatepass"),
+            "echo": request.echo_last_expr,
+            "seed": request.seed,
+            "files": dict(request.files),
+        }
+        message = {
+            "id": number,
+            "slot": slot,
+            "subprocess": request.allow_subprocess,
+            "cpu_s": max(1, -int(-(request.cpu_timeout_s or request.timeout_s) // 1)),
+            "memory": memory_mb * 2**20,
+            "max_file": _MAX_FILE_BYTES,
+            "disk_mb": _DISK_MB,
+            "max_files": _MAX_FILES,
+        }
+        report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report.setblocking(False)
+        ended: asyncio.Future[Ending] = self._loop.create_future()
+        with theirs, _memory_file(marshal.dumps(program)) as payload, _standard_input(request.stdin) as stdin:
+            self._runs[number] = ended
+            fds = [payload, stdin, stdout.write_fd, stderr.write_fd, theirs.fileno()]
+            try:
+                socket.send_fds(self._control, [marshal.dumps(message)], fds)
+            except OSError as error:
+                report.close()
+                raise SandboxProcessError("the zygote is gone") from error
+        stdout.close_write_end()
+        stderr.close_write_end()
+        try:
+            await self._readable(report, _FORK_TIMEOUT_S)
+            answer, handles, _, _ = socket.recv_fds(report, 1024, 2)
+            if answer[:1] != b"+":
+                said = answer[1:].decode("utf-8", "replace") or "its process ended"
+                raise SandboxProcessError(f"the program could not be confined ({said})")
+        except BaseException:
+            report.close()
+            raise
+        return _Run(number, report, handles[0], handles[1], ended)
+
+    async def _readable(self, sock: socket.socket, timeout_s: float) -> None:
+        readable: asyncio.Future[None] = self._loop.create_future()
+
+        def note() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        self._loop.add_reader(sock, note)
+        try:
+            await asyncio.wait_for(readable, timeout_s)
+        except TimeoutError:
+            self._destroy()
+            raise SandboxProcessError("the zygote was stuck") from None
         finally:
-            timer.cancel()
-            give_up.cancel()
-        if len(reply) < zygote.REPLY.size:
-            raise SandboxProcessError("the program's keeper is gone")
-        return _Ending(zygote.REPLY.unpack(reply)[0], killed_for)
+            self._loop.remove_reader(sock)
 
 
-class _Capture:
-    """Reads a pipe until its end, keeping head and tail.
-
-    The event loop calls `_read` whenever there is something; no thread and no task waits.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio.get_running_loop()
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._num_bytes = 0
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self.on_flood: Callable[[], None] = lambda: None
-
-    def __enter__(self) -> "_Capture":
-        self._loop.add_reader(self._fd, self._read)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.remove_reader(self._fd)
-        os.close(self._fd)
-
-    def _read(self) -> None:
-        chunk = os.read(self._fd, _CHUNK_BYTES)
-        if not chunk:
-            self._loop.remove_reader(self._fd)
-            self.ended.set_result(None)
-            return
-        self._num_bytes += len(chunk)
-        room = _KEPT_OUTPUT_BYTES // 2 - len(self._head)
-        self._head += chunk[:room]
-        self._tail = (self._tail + chunk[room:])[-_KEPT_OUTPUT_BYTES // 2 :]
-        if self._num_bytes > _MAX_OUTPUT_BYTES:
-            self.on_flood()
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the middle is missing."""
-        return self._num_bytes > len(self._head) + len(self._tail)
-
-    def text(self) -> str:
-        """Return what was kept, with a mark where the middle is missing."""
-        left_out = self._num_bytes - len(self._head) - len(self._tail)
-        mark = f"\n... ({left_out} bytes left out) ...\n".encode() if left_out else b""
-        return (self._head + mark + self._tail).decode("utf-8", "replace")
+@contextlib.contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    fd = os.memfd_create("sandbox")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
-def _result(
-    ending: _Ending, stdout: _Capture, stderr: _Capture, timeout_s: float, memory_mb: int, run_s: float
-) -> ExecutionResult:
-    """Put a name to how the run ended; a limit that was hit is the last line of stderr."""
-    error_text = stderr.text()
-    return_code: int | None = ending.exit_code
-    status = Status.SUCCESS if return_code == 0 else Status.FAILED
-    said = ""
-    if ending.exit_code == -signal.SIGKILL and ending.killed_for:
-        return_code = None
-        if ending.killed_for == "time":
-            status, said = Status.TIME_LIMIT, f"TimeoutError: the program ran longer than {timeout_s:g} s"
-        else:
-            said = f"Error: the program printed more than {_MAX_OUTPUT_BYTES // 2**20} MB"
-    elif ending.exit_code == -signal.SIGXCPU:
-        return_code = None
-        status, said = Status.TIME_LIMIT, f"TimeoutError: the program used more than {math.ceil(timeout_s)} s of CPU"
-    elif status is Status.FAILED and _MEMORY_ERROR.match(error_text.rstrip().rpartition("\n")[2]):
-        status, said = Status.MEMORY_LIMIT, f"MemoryError: the program used more than {memory_mb} MB"
-    if said:
-        error_text = f"{error_text.rstrip()}\n{said}\n".lstrip("\n")
-    return ExecutionResult(
-        status,
-        stdout=stdout.text(),
-        stderr=error_text,
-        return_code=return_code,
-        run_s=run_s,
-        output_truncated=stdout.truncated or stderr.truncated,
-    )
+@contextlib.contextmanager
+def _standard_input(text: str) -> Iterator[int]:
+    if text:
+        with _memory_file(text.encode("utf-8", "surrogatepass")) as writable:
+            fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY)  # the program cannot make it longer
+    else:
+        fd = os.open(os.devnull, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,6 +1,7 @@
 """What a run of one program returns, and the one method every sandbox client has."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,6 +16,57 @@ class Status(StrEnum):
     SANDBOX_ERROR = "sandbox_error"  # the sandbox failed, not the program: says nothing about the program
 
 
+OVERLOAD = "queue"
+"""`limit_hit` of a call that was refused because too many programs waited."""
+
+
+class Tier(StrEnum):
+    """How well programs are isolated."""
+
+    STRICT = "strict"  # namespaces, a private root and file system, Landlock, seccomp, limits
+    FALLBACK = "fallback"  # Landlock, seccomp, limits: where namespaces are blocked
+    UNISOLATED = "unisolated"  # limits only; the one tier of systems other than Linux, and never chosen unasked
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One program and how to run it.
+
+    Attributes:
+        code: the program's text.
+        timeout_s: seconds it may take from its start to its end, time spent waiting for a busy core not counted.
+        cpu_timeout_s: seconds of CPU, rounded up to whole ones; None for `timeout_s`.
+        memory_mb: address space the program may add to the interpreter's; None for the sandbox's own limit.
+        stdin: what it reads from standard input.
+        seed: of `random`, numpy's and sympy's generators; None for fresh ones.
+        allow_subprocess: whether it may start processes (strict tier only; they end with the program).
+        echo_last_expr: whether the value of a last line that is an expression is printed, as in a notebook.
+        files: written to the working directory before the start, by relative path.
+        fetch_files: relative paths to return afterwards; those that are not ordinary files are left out.
+    """
+
+    code: str
+    timeout_s: float
+    cpu_timeout_s: float | None = None
+    memory_mb: int | None = None
+    stdin: str = ""
+    seed: int | None = None
+    allow_subprocess: bool = False
+    echo_last_expr: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fetch_files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` if a number is out of range or a path leads elsewhere."""
+        for name in ("timeout_s", "cpu_timeout_s", "memory_mb"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"`{name}` ({value}) should be positive.")
+        for path in self.files:
+            if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
+                raise ValueError(f"`files` has the path {path!r}; paths should lead into the working directory.")
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
     """One run of one program.
@@ -27,7 +79,14 @@ class ExecutionResult:
         return_code: from the operating system, negative for a signal; None when the sandbox ended the run.
         run_s: seconds from the program's start to its end.
         queue_s: seconds the run waited for its turn before that.
-        output_truncated: whether stdout or stderr lost its middle.
+        stdout_truncated: whether stdout lost its middle.
+        stderr_truncated: whether stderr did.
+        tier: how the program was isolated; None if it was not run.
+        cpu_s: seconds of CPU it used.
+        max_rss_kb: its largest resident memory in KiB, what it shares with the interpreter it was forked from included.
+        limit_hit: "wall", "cpu", "memory" or "output" if that limit ended it; "queue" if it was not run since too many
+            programs waited already (then `status` is `sandbox_error`).
+        files: the files asked for, by path.
 
     Example:
         >>> ExecutionResult(Status.SUCCESS, stdout="42\\n", return_code=0, run_s=0.02).ok
@@ -40,7 +99,18 @@ class ExecutionResult:
     return_code: int | None = None
     run_s: float = 0.0
     queue_s: float = 0.0
-    output_truncated: bool = False
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    tier: Tier | None = None
+    cpu_s: float = 0.0
+    max_rss_kb: int = 0
+    limit_hit: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def output_truncated(self) -> bool:
+        """Whether stdout or stderr lost its middle."""
+        return self.stdout_truncated or self.stderr_truncated
 
     @property
     def ok(self) -> bool:

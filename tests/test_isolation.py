@@ -1,0 +1,189 @@
+"""What hostile programs cannot do, each attempt by way of Python and of raw system calls; every tier, root and user."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ordinary_user import as_ordinary_user
+from torl_env import LocalSandbox, Status
+from torl_env.sandbox import seccomp
+from torl_env.sandbox.blocking import run_blocking
+from torl_env.sandbox.process import IsolationError
+from torl_env.sandbox.types import Tier
+
+CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
+README = Path(__file__).parents[1] / "README.md"
+CHECK = [sys.executable, "-m", "torl_env.sandbox.check", str(CASES), "--num-at-once", "8"]
+# A file system's total size and hidden paths are beyond Landlock; everything else is not.
+BEYOND_FALLBACK = {"fs-22", "fs-29"}
+CTYPES = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+
+
+@pytest.fixture(scope="module", params=["strict", "fallback"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
+    client = LocalSandbox(max_concurrent_runs=2, memory_mb=512, tier=request.param)
+    yield client
+    run_blocking(client.close())
+
+
+async def printed(sandbox: LocalSandbox, code: str) -> str:
+    result = await sandbox.run(code, 20)
+    assert result.status is Status.SUCCESS, result.stderr
+    return result.stdout
+
+
+async def test_every_result_names_its_tier(sandbox: LocalSandbox) -> None:
+    for code in ("print(1)", "1 / 0"):
+        assert (await sandbox.run(code, 10)).tier == sandbox.tier
+
+
+async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
+    code = (
+        "import importlib, sys\nfound = []\n"
+        "for name in ('torl_env', 'learners', 'experiments', 'ray', 'vllm', 'torch'):\n"
+        "    try: found.append(importlib.import_module(name))\n    except (ImportError, PermissionError): pass\n"
+        f"for path in ({__file__!r}, {str(README)!r}, '/proc/self/environ', '/etc/shadow'):\n"
+        "    try: found.append(open(path).read())\n    except OSError: pass\n"
+        "print(found, [name for name in sys.modules if 'torl' in name])"
+    )
+    assert await printed(sandbox, code) == "[] []\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("open a file for writing", "257, -100, b'/usr/x', 0o101, 0o644"),
+        ("fork", "57"),
+        ("clone a process", "56, 17, 0, 0, 0, 0"),
+        ("clone a user namespace", "56, 0x10000000 | 17, 0, 0, 0, 0"),
+        ("clone3", "435, 0, 88"),
+        ("execve", "59, b'/bin/true', 0, 0"),
+        ("socket", "41, 2, 1, 0"),
+        ("a datagram pair", "53, 1, 2, 0, ctypes.create_string_buffer(8)"),
+        ("unshare", "272, 0x10000000"),
+        ("mount", "165, b'none', b'/sandbox', b'tmpfs', 0, 0"),
+        ("ptrace", "101, 16, 1, 0, 0"),
+        ("kill everything", "62, -1, 9"),
+        ("kill the group", "62, 0, 0"),
+        ("tkill", "200, 1, 9"),
+        ("another's limits", "302, 1, 7, 0, 0"),
+        ("pidfd_open", "434, 1, 0"),
+        ("io_uring", "425, 8, ctypes.create_string_buffer(120)"),
+        ("a memory file", "319, b'x', 0"),
+        ("shared memory", "29, 0, 4096, 0o1600"),
+        ("a keyring", "250, 0, -3, 1"),
+        ("bpf", "321, 0, 0, 0"),
+        ("userfaultfd", "323, 1"),
+        ("perf events", "298, 0, 0, 0, 0, 0"),
+        ("a signal by way of a descriptor", "72, 0, 8, 1"),
+        ("another user", "105, 0"),
+        ("a call by the x32 numbers", "0x40000000 + 39"),
+        ("a call nobody knows", "999"),
+    ],
+)
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
+async def test_a_raw_system_call_is_refused(sandbox: LocalSandbox, call: str, arguments: str) -> None:
+    assert await printed(sandbox, CTYPES + f"print(libc.syscall({arguments}))") == "-1\n"
+
+
+async def test_privileges_cannot_be_raised_again(sandbox: LocalSandbox) -> None:
+    code = CTYPES + (
+        "header = ctypes.create_string_buffer(b'\\x22\\x05\\x08\\x20\\x00\\x00\\x00\\x00', 8)\n"
+        "data = ctypes.create_string_buffer(24)\nlibc.capget(header, data)\n"
+        "print(data.raw == bytes(24), libc.prctl(38, 0, 0, 0, 0), libc.prctl(1, 0, 0, 0, 0))"
+    )
+    assert await printed(sandbox, code) == "True -1 -1\n"
+
+
+async def test_a_run_sees_no_other_run(sandbox: LocalSandbox) -> None:
+    async def alone(name: str) -> str:
+        code = (
+            "import os, time\n"
+            f"open('{name}', 'w').write('x')\nprint(os.getcwd())\ntime.sleep(0.5)\nprint(os.listdir('.'))"
+        )
+        return (await printed(sandbox, code)).splitlines()[1]
+
+    assert await asyncio.gather(alone("a"), alone("b")) == ["['a']", "['b']"]
+
+
+async def test_the_runners_frames_hold_nothing(sandbox: LocalSandbox) -> None:
+    code = (
+        "import gc, socket, sys\nframe, names = sys._getframe(), []\n"
+        "while frame: names += frame.f_locals; frame = frame.f_back\n"
+        "print([name for name in names if name in ('control', 'report', 'plan', 'setting', 'request', 'fds')],"
+        " [o for o in gc.get_objects() if isinstance(o, socket.socket) and o.fileno() >= 0])"
+    )
+    assert await printed(sandbox, code) == "[] []\n"
+
+
+async def test_fallback_refuses_subprocesses_by_name() -> None:
+    sandbox = LocalSandbox(tier="fallback")
+    result = await sandbox.run("print(1)", 10, allow_subprocess=True)
+    assert result.stderr == "SandboxError: `allow_subprocess` needs the strict tier; this is fallback"
+    await sandbox.close()
+
+
+async def test_a_missing_tier_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torl_env.sandbox.tiers.isolations", lambda tier: [])
+    sandbox = LocalSandbox(tier="strict")
+    with pytest.raises(IsolationError, match=r"no strict isolation here .* needs unprivileged user namespaces"):
+        await sandbox.start()
+    assert (await sandbox.run("print(1)", 10)).status is Status.SANDBOX_ERROR
+    await sandbox.close()
+
+
+async def test_auto_takes_fallback_where_namespaces_are_blocked_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan_without_root(*arguments: object) -> dict[str, object]:
+        made = make_plan(*arguments)  # type: ignore[arg-type]
+        return made | {"root": {"binds": [("/no/such/directory", "/x")], "covers": [], "links": []}}
+
+    from torl_env.sandbox import interpreter, tiers
+
+    make_plan = interpreter._plan
+    monkeypatch.setattr(interpreter, "_plan", plan_without_root)
+    monkeypatch.setattr(tiers, "_told", set())
+    sandbox = LocalSandbox()
+    assert await sandbox.start() is Tier.FALLBACK
+    assert "fallback tier (strict: " in caplog.text
+    assert "/no/such/directory" in caplog.text
+    await sandbox.close()
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("allow_subprocess", [False, True])
+def test_the_filter_fits_the_kernels_limits(machine: str, allow_subprocess: bool) -> None:
+    program, places = seccomp.build_filter(allow_subprocess=allow_subprocess, machine=machine)
+    assert len(program) % 8 == 0
+    assert len(program) // 8 <= 4096  # BPF_MAXINSNS
+    assert bool(places) is not allow_subprocess
+    assert seccomp.for_process(program, places, 7) != program or allow_subprocess
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(ValueError, match="no list of system calls for 'riscv64'"):
+        seccomp.build_filter(allow_subprocess=False, machine="riscv64")
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the shared sandbox cases are not part of the repository")
+@pytest.mark.parametrize("tier", ["strict", pytest.param("fallback", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("user", ["caller", "ordinary user"])
+async def test_all_public_cases_end_as_expected(tier: str, user: str) -> None:
+    command = [*CHECK, "--tier", tier]
+    if user == "ordinary user":
+        if os.geteuid() != 0:
+            pytest.skip("the caller is an ordinary user")
+        command = as_ordinary_user(command)
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=Path(__file__).parents[1], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = (text.decode() for text in await process.communicate())
+    mismatches = {line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith("MISMATCH")}
+    assert f"tier: {tier}\n" in output, errors
+    assert mismatches == (BEYOND_FALLBACK if tier == "fallback" else set()), output
+    assert process.returncode == bool(mismatches)
