@@ -81,9 +81,12 @@ class Run:
         config.debugging(seed=seed)
         if arguments.num_iterations is not None:
             config.training(num_iterations=arguments.num_iterations)
+        sets = {}
         for split, problems in (("train", config.env_config), ("test", _evaluation_env_config(config))):
             if isinstance(problems["problems"], str | Path):
-                ProblemSet.load(problems["problems"], split=split)
+                sets[split] = ProblemSet.load(problems["problems"], split=split)
+        if len(sets) == 2:
+            sets["train"].report_overlap(sets["test"])
         config.copy().validate()
         if folder is None:
             name = f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"

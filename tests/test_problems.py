@@ -2,11 +2,29 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from torl_env import Problem, ProblemSet, ProblemStream
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+NUM_ROWS = {  # as SOURCES.md there counts them
+    "aime24": 30,
+    "aime25": 30,
+    "amc23": 40,
+    "math500": 500,
+    "olympiadbench": 675,
+    "gsm8k_test": 1319,
+    "gsm8k_train": 7473,
+    "math_train_7k": 7472,
+    "simplelr_math35_train": 8521,
+    "limr_1389": 1389,
+    "dapo_math_17k": 16383,
+}
 
 
 def problems(n: int) -> list[Problem]:
@@ -40,7 +58,7 @@ def test_a_file_gives_its_problems_in_order(tmp_path: Path) -> None:
         ('{"question": "q"}', "line 2: field `answer` should be a string, got nothing"),
         ('{"question": "q", "answer": null}', "line 2: field `answer` should be a string, got None"),
         ('{"question": "q", "answer": true}', "line 2: field `answer` should be a string, got True"),
-        ('{"question": "q", "answer": " "}', "line 2: field `answer` is empty"),
+        ('{"question": " ", "answer": "1"}', "line 2: field `question` is empty"),
         ('{"question": ["q"], "answer": "1"}', "line 2: field `question` should be a string, got ['q']"),
         ('{"question": "q", "answer": "1", "kind": 3}', "line 2: field `kind` should be a string, got 3"),
     ],
@@ -49,6 +67,158 @@ def test_a_bad_line_is_named_with_field_and_expectation(tmp_path: Path, line: st
     path = write(tmp_path / "set.jsonl", '{"question": "q", "answer": "1"}', line)
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
         ProblemSet.load(path)
+
+
+def test_answers_that_cannot_be_graded_are_left_out_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(
+        tmp_path / "set.jsonl",
+        '{"question": "q1", "answer": "1"}',
+        '{"question": "q2", "answer": " "}',
+        '{"question": "q3", "answer": "the set of all pairs for which the sum of both is a square"}',
+    )
+    loaded = ProblemSet.load(path)
+    assert [problem.question for problem in loaded] == ["q1"]
+    assert [row.where for row in loaded.left_out] == [f"{path}, line 2", f"{path}, line 3"]
+    assert "answer ' ': it is empty" in loaded.left_out[0].reason
+    assert "it is prose" in loaded.left_out[1].reason
+    assert "set: 2 of 3 rows left out" in caplog.text
+
+
+def test_repeated_questions_and_overlap_are_found_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    train = ProblemSet(
+        [Problem("a", "What is $x+1$?", "1"), Problem("b", "what is  x + 1 ", "1"), Problem("c", "What is x-1?", "2")],
+        "t",
+    )
+    evaluation = ProblemSet([Problem("e", "What is x - 1", "2"), Problem("f", "What is x + 1.5?", "2")], "e")
+    assert [(first.id, other.id) for first, other in train.duplicates()] == [("a", "b")]
+    assert [(mine.id, theirs.id) for mine, theirs in train.overlap(evaluation)] == [("c", "e")]
+    train.report()
+    train.report_overlap(evaluation)
+    assert "t: 1 problems repeat the question of an earlier one: b = a" in caplog.text
+    assert "t: 1 training problems are in the evaluation set e too: c = e" in caplog.text
+    assert evaluation.duplicates() == []
+
+
+def parquet(path: Path, rows: list[dict]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet is behind an extra")
+    parquet_files = pytest.importorskip("pyarrow.parquet", reason="Parquet is behind an extra")
+    parquet_files.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_parquet_file_gives_its_problems(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "set.parquet", [{"problem": "q1", "answer": 1, "id": 7}, {"problem": "q2", "answer": 2}])
+    assert list(ProblemSet.load(path)) == [Problem("7", "q1", "1"), Problem("2", "q2", "2")]
+    bad = parquet(tmp_path / "bad.parquet", [{"problem": "q1", "answer": "1"}, {"problem": None, "answer": "1"}])
+    with pytest.raises(ValueError, match=re.escape(f"{bad}, row 2: field `problem` should be a string, got None")):
+        ProblemSet.load(bad)
+
+
+def nested(question: str, answer: str, number: int) -> dict:
+    return {
+        "data_source": "math",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}],
+        "ability": "algebra",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"id": number, "split": "train"},
+    }
+
+
+def test_the_nested_layout_of_torl_and_verl_is_read_from_both_formats(tmp_path: Path) -> None:
+    rows = [nested("q1", "1", 10), nested("q2", "2", 11)]
+    expected = [Problem("10", "q1", "1", "math", "algebra"), Problem("11", "q2", "2", "math", "algebra")]
+    assert list(ProblemSet.load(parquet(tmp_path / "set.parquet", rows))) == expected
+    assert list(ProblemSet.load(write(tmp_path / "set.jsonl", *map(json.dumps, rows)))) == expected
+    rows[1]["prompt"] = [{"role": "system", "content": "Be brief."}]
+    bad = write(tmp_path / "bad.jsonl", *map(json.dumps, rows))
+    with pytest.raises(ValueError, match="line 2: field `prompt` should be a list"):
+        ProblemSet.load(bad)
+    del rows[0]["reward_model"]["ground_truth"]
+    bad = write(tmp_path / "bad.jsonl", *map(json.dumps, rows))
+    with pytest.raises(ValueError, match=r"line 1: field `reward_model\.ground_truth` should be a string, got nothing"):
+        ProblemSet.load(bad)
+
+
+def test_other_layouts_are_mapped_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "set.jsonl", '{"task": {"text": "q"}, "solution": 3, "key": "k"}')
+    fields = {"question": "task.text", "answer": "solution", "id": "key"}
+    assert list(ProblemSet.load(path, fields=fields)) == [Problem("k", "q", "3")]
+    with pytest.raises(ValueError, match=r"`fields` maps \['text'\]"):
+        ProblemSet.load(path, fields={"text": "task.text"})
+    with pytest.raises(ValueError, match=r"line 1: field `task\.body` should be a string"):
+        ProblemSet.load(path, fields={**fields, "question": "task.body"})
+
+
+def test_a_hugging_face_data_set_is_read_from_a_parquet_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face data sets are behind an extra")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    repository = tmp_path / "repository" / "data"
+    repository.mkdir(parents=True)
+    parquet(repository / "train-00000-of-00001.parquet", [{"problem": "q1", "answer": "1"}])
+    parquet(repository / "test-00000-of-00001.parquet", [{"problem": "q2", "answer": "2"}])
+    source = f"hf:{tmp_path / 'repository'}"
+    assert list(ProblemSet.load(source)) == [Problem("1", "q1", "1")]
+    assert list(ProblemSet.load(source, split="test")) == [Problem("1", "q2", "2")]
+    with pytest.raises(ValueError, match="split 'dev', could not be loaded"):
+        ProblemSet.load(source, split="dev")
+
+
+def test_a_data_set_that_cannot_be_had_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str, split: str) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=offline))
+    with pytest.raises(ValueError, match=r"'some/set', split 'train', could not be loaded \(ConnectionError: no route"):
+        ProblemSet.load("hf:some/set")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="install it with the extra `datasets`"):
+        ProblemSet.load("hf:some/set")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data sets are not part of the repository")
+@pytest.mark.parametrize(("name", "num_rows"), NUM_ROWS.items())
+def test_every_shared_file_loads_whole_but_for_prose(name: str, num_rows: int) -> None:
+    loaded = ProblemSet.load(DATA / f"{name}.jsonl")
+    assert len(loaded) + len(loaded.left_out) == num_rows
+    # One gold of OlympiadBench is a sentence: "f(x) = ax + b, where b is an arbitrary integer, and ..."
+    assert [row.where.rpartition("/")[2] for row in loaded.left_out] == {
+        "olympiadbench": ["olympiadbench.jsonl, line 74"]
+    }.get(name, [])
+
+
+def test_a_hundred_thousand_problems_load_in_three_seconds_and_300_mb(tmp_path: Path) -> None:
+    question = "Let $x$ be a real number such that $x^2 - {0} x + 1 = 0$. Find $x^2 + \\\\frac{{1}}{{x^2}}$. " * 3
+    path = write(
+        tmp_path / "set.jsonl",
+        *(f'{{"problem": "{question.format(i)}", "answer": "\\\\frac{{{i}}}{{7}}"}}' for i in range(100_000)),
+    )
+    script = (
+        "import resource, sys, time\n"
+        "from torl_env import ProblemSet\n"
+        "start = time.process_time()\n"  # other processes share the cores
+        "assert len(ProblemSet.load(sys.argv[1])) == 100_000\n"
+        "print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    seconds, megabytes = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert seconds < 3
+    assert megabytes < 300
+
+
+def test_problems_are_filtered_by_prompt_length_and_pass_rate() -> None:
+    everything = ProblemSet(problems(4))
+    short = everything.with_prompts_up_to(2, lambda problem: int(problem.id[1:]))
+    assert [problem.id for problem in short] == ["p0", "p1", "p2"]  # the limit is inclusive
+    rates = {"p0": 0.0, "p1": 0.1, "p2": 1.0}  # p3 is not known: kept
+    assert [problem.id for problem in everything.with_pass_rates(rates, 0.1, 0.9)] == ["p1", "p3"]
+    with pytest.raises(ValueError, match="is empty"):
+        everything.filter(lambda problem: False)
+    with pytest.raises(ValueError, match=r"`lowest` \(0\.9\) and `highest` \(0\.1\)"):
+        everything.with_pass_rates(rates, 0.9, 0.1)
 
 
 def test_a_missing_file_is_named() -> None:

@@ -2,12 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
+
+from torl_env.audit import why_ungradable
+from torl_env.problem_files import RowReader, read_rows
 
 BUILT_IN = "arithmetic"
 BUILT_IN_SIZES = {"train": 4096, "test": 200}  # problems per split of the built-in set
@@ -35,10 +40,27 @@ class Problem:
     kind: str = ""
 
 
-class ProblemSet(Sequence[Problem]):
-    """An immutable, ordered, named set of problems with unique ids."""
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that is no problem of the set: where it stands, and why its answer cannot be graded."""
 
-    def __init__(self, problems: Iterable[Problem], name: str = "problems") -> None:
+    where: str
+    reason: str
+
+
+_logger = logging.getLogger(__name__)
+_NUM_NAMED = 5  # left-out rows, duplicates and overlaps that a log line names; the attributes have them all
+
+
+class ProblemSet(Sequence[Problem]):
+    """An immutable, ordered, named set of problems with unique ids.
+
+    Attributes:
+        name: for reports.
+        left_out: rows of the file whose answers cannot be graded, in order.
+    """
+
+    def __init__(self, problems: Iterable[Problem], name: str = "problems", left_out: Iterable[LeftOut] = ()) -> None:
         """Collect `problems`.
 
         Raises:
@@ -46,6 +68,8 @@ class ProblemSet(Sequence[Problem]):
         """
         self.name = name
         self._problems = tuple(problems)
+        self.left_out = tuple(left_out)
+        self._fingerprint = ""
         if not self._problems:
             raise ValueError(f"Problem set `{name}` is empty; it needs at least one problem.")
         seen: set[str] = set()
@@ -55,30 +79,104 @@ class ProblemSet(Sequence[Problem]):
             seen.add(problem.id)
 
     @classmethod
-    def load(cls, source: str | Path, split: str = "train") -> "ProblemSet":
-        """Load the built-in set "arithmetic" or a JSON Lines file.
+    def load(cls, source: str | Path, split: str = "train", *, fields: Mapping[str, str] | None = None) -> "ProblemSet":
+        """Load the built-in set "arithmetic", a JSON Lines or Parquet file, or a Hugging Face data set "hf:NAME".
 
-        A line of the file is an object with `question` (or `problem`), `answer` and optionally `id`, `source`, `kind`;
-        all strings, but a number is taken as an answer or id too. Blank lines are passed over.
+        A row has `question` (or `problem`), `answer` and optionally `id`, `source`, `kind`, or the nested layout of
+        `problem_files.py`; all strings, but a number is taken as an answer or id too. Blank lines are passed over. A
+        row whose answer cannot be graded (`audit.py`) is left out; such rows and problems with the same question are
+        reported in the log.
 
         Args:
-            source: "arithmetic", or a path.
-            split: "train" or "test" of the built-in set, which never share a problem; a file is one split, whole.
+            source: what to load.
+            split: "train" or "test" of the built-in set, which never share a problem; any split of a data set; a file
+                is one split, whole.
+            fields: where a field of `Problem` stands in a row, by name or dotted path, if not under its own name.
 
         Raises:
             ValueError: naming file, line, field and what was expected; or an unknown split.
             FileNotFoundError: if there is no such file.
+            ImportError: if the extra that reads the format is not installed.
         """
-        if split not in BUILT_IN_SIZES:
-            raise ValueError(f"`split` is {split!r}; it should be one of {sorted(BUILT_IN_SIZES)}.")
         if str(source) == BUILT_IN:
+            if split not in BUILT_IN_SIZES:
+                raise ValueError(f"`split` is {split!r}; it should be one of {sorted(BUILT_IN_SIZES)}.")
             from torl_env import arithmetic
 
             return cls(arithmetic.generate(split, BUILT_IN_SIZES[split]), name=f"{BUILT_IN}/{split}")
-        path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"No problem file {str(source)!r}; expected a JSON Lines file or {BUILT_IN!r}.")
-        return cls(_read_json_lines(path), name=path.stem)
+        reader = RowReader(fields)
+        problems, left_out = [], []
+        for where, row in read_rows(str(source), split):
+            values = reader.read(row, where)
+            reason = why_ungradable(values["answer"])
+            if reason:
+                left_out.append(LeftOut(where, f"answer {values['answer'][:80]!r}: {reason}"))
+            else:
+                problems.append(Problem(**values))
+        loaded = cls(problems, name=Path(source).stem, left_out=left_out)
+        loaded.report()
+        return loaded
+
+    def report(self) -> None:
+        """Log what was left out and which problems ask the same question."""
+        rows = [f"{row.where}: {row.reason}" for row in self.left_out]
+        _warn(f"{self.name}: {len(rows)} of {len(self) + len(rows)} rows left out", rows)
+        pairs = [f"{problem.id} = {first.id}" for first, problem in self.duplicates()]
+        _warn(f"{self.name}: {len(pairs)} problems repeat the question of an earlier one", pairs)
+
+    def duplicates(self) -> list[tuple[Problem, Problem]]:
+        """Return (first, other) for each problem that asks the same question as an earlier one.
+
+        Questions are the same if they differ in case, spacing and punctuation alone.
+        """
+        first: dict[bytes, int] = {}
+        return [
+            (self[seen], problem)
+            for index, problem in enumerate(self)
+            if (seen := first.setdefault(_question_key(problem), index)) != index
+        ]
+
+    def overlap(self, other: "ProblemSet") -> list[tuple[Problem, Problem]]:
+        """Return (problem of this set, problem of the other) for each of this set's questions the other asks too."""
+        asked = {_question_key(problem): problem for problem in other}
+        return [(problem, asked[key]) for problem in self if (key := _question_key(problem)) in asked]
+
+    def report_overlap(self, evaluation: "ProblemSet") -> None:
+        """Log which problems of this set, for training, are in an evaluation set as well."""
+        pairs = [f"{mine.id} = {theirs.id}" for mine, theirs in self.overlap(evaluation)]
+        _warn(f"{self.name}: {len(pairs)} training problems are in the evaluation set {evaluation.name} too", pairs)
+
+    def filter(self, keep: Callable[[Problem], bool], name: str | None = None) -> "ProblemSet":
+        """Return the problems that `keep` returns True for.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        return ProblemSet(filter(keep, self), name=name or self.name, left_out=self.left_out)
+
+    def with_prompts_up_to(self, max_tokens: int, count_tokens: Callable[[Problem], int]) -> "ProblemSet":
+        """Return the problems whose prompt has at most `max_tokens` tokens.
+
+        Args:
+            max_tokens: the limit, inclusive.
+            count_tokens: e.g. `lambda problem: len(tokenizer.encode(dialect.render_prompt(problem)))`.
+        """
+        return self.filter(lambda problem: count_tokens(problem) <= max_tokens)
+
+    def with_pass_rates(self, pass_rates: Mapping[str, float], lowest: float, highest: float) -> "ProblemSet":
+        """Return the problems with a pass rate within [`lowest`, `highest`]; one without a known rate is kept.
+
+        Args:
+            pass_rates: share of correct responses by problem id, 0 to 1.
+            lowest: e.g. 0.1, to leave out what the model never solves.
+            highest: e.g. 0.9, to leave out what it always solves.
+
+        Raises:
+            ValueError: if the limits are not in order within [0, 1].
+        """
+        if not 0 <= lowest <= highest <= 1:
+            raise ValueError(f"`lowest` ({lowest}) and `highest` ({highest}) should be in order within [0, 1].")
+        return self.filter(lambda problem: lowest <= pass_rates.get(problem.id, lowest) <= highest)
 
     @overload
     def __getitem__(self, index: int) -> Problem: ...
@@ -101,44 +199,26 @@ class ProblemSet(Sequence[Problem]):
 
     def fingerprint(self) -> str:
         """Return a short digest of ids, questions and answers in order: equal for equal content, in any process."""
-        digest = hashlib.sha256()
-        for problem in self._problems:
-            digest.update(json.dumps([problem.id, problem.question, problem.answer]).encode())
-        return digest.hexdigest()[:16]
+        if not self._fingerprint:
+            digest = hashlib.sha256()
+            for problem in self._problems:
+                digest.update(json.dumps([problem.id, problem.question, problem.answer]).encode())
+            self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
 
 
-def _read_json_lines(path: Path) -> Iterator[Problem]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where}: not JSON ({error.msg}); expected one JSON object a line.") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: got {type(row).__name__}; expected a JSON object.")
-            yield Problem(
-                id=_text(row, "id", where, default=str(number), numbers=True),
-                question=_text(row, "problem" if "problem" in row and "question" not in row else "question", where),
-                answer=_text(row, "answer", where, numbers=True),
-                source=_text(row, "source", where, default=""),
-                kind=_text(row, "kind", where, default=""),
-            )
+_NO_WORDING = re.compile(r"[\s;:!?$'\"]+|[.,](?!\d)|\\[,;! ]")
 
 
-def _text(row: dict[str, Any], field: str, where: str, default: str | None = None, numbers: bool = False) -> str:
-    """Return `row[field]` as text; without a `default` the field must be there and not blank."""
-    value = row.get(field, default)
-    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        got = "nothing" if field not in row else repr(value)
-        raise ValueError(f"{where}: field `{field}` should be a string, got {got}.")
-    if default is None and not value.strip():
-        raise ValueError(f"{where}: field `{field}` is empty; expected text.")
-    return value
+def _question_key(problem: Problem) -> bytes:
+    """Return a digest of the question without case, spacing and punctuation; mathematical signs count."""
+    return hashlib.blake2b(_NO_WORDING.sub("", problem.question.lower()).encode(), digest_size=12).digest()
+
+
+def _warn(summary: str, entries: Sequence[str]) -> None:
+    if entries:
+        more = ", ..." if len(entries) > _NUM_NAMED else ""
+        _logger.warning("%s: %s%s", summary, ", ".join(entries[:_NUM_NAMED]), more)
 
 
 class ProblemStream:

@@ -1,0 +1,149 @@
+"""Read problems from JSON Lines, Parquet and Hugging Face data sets, row by row.
+
+A row's fields are found by name: `question` (or `problem`), `answer`, and optionally `id`, `source`, `kind`; or in the
+nested layout of ToRL and verl:
+
+    {"data_source": s, "prompt": [{"role": "user", "content": q}], "reward_model": {"ground_truth": a},
+     "extra_info": {"id": i}}
+
+Other layouts are mapped: `fields={"question": "task.text", "answer": "solution"}`, a dot going one level down.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HUB_PREFIX = "hf:"
+PROBLEM_FIELDS = ("id", "question", "answer", "source", "kind")
+_NESTED = {"id": "extra_info.id", "answer": "reward_model.ground_truth", "source": "data_source", "kind": "ability"}
+_ROWS_AT_ONCE = 4096
+
+
+def read_rows(source: str, split: str) -> Iterator[tuple[str, Any]]:
+    """Return (where it stands, row) for each row of a file, or of a split of a data set "hf:NAME".
+
+    Raises:
+        ValueError: naming file and line of what is no row; or if the data set or its split cannot be had.
+        FileNotFoundError: if there is no such file.
+        ImportError: if the extra that reads the format is not installed.
+    """
+    if source.startswith(HUB_PREFIX):
+        return _read_hub(source.removeprefix(HUB_PREFIX), split)
+    path = Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"No problem file {source!r}; expected a JSON Lines or Parquet file, {HUB_PREFIX!r} and a data set's name, "
+            "or 'arithmetic'."
+        )
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where}: not JSON ({error.msg}); expected one JSON object a line.") from None
+            yield where, row
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ImportError(
+            f"{path}: Parquet needs pyarrow; install it with the extra `datasets` (or `cpu`, `gpu`)."
+        ) from None
+    with parquet.ParquetFile(path) as file:
+        number = 0
+        for batch in file.iter_batches(_ROWS_AT_ONCE):  # never the whole file as Python objects
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+
+
+def _read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError(
+            f"{name}: Hugging Face data sets need the package `datasets`; install it with the extra `datasets`."
+        ) from None
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except Exception as error:  # offline, misspelt, private, no such split: `datasets` has a dozen types for them
+        raise ValueError(
+            f"The data set {name!r}, split {split!r}, could not be loaded ({type(error).__name__}: {error}). Check the "
+            "name, and the connection: offline, only what an earlier run downloaded is there."
+        ) from error
+    return ((f"{name}/{split}, row {number}", row) for number, row in enumerate(rows, start=1))
+
+
+class RowReader:
+    """Turns rows of one layout into the fields of a problem."""
+
+    def __init__(self, fields: Mapping[str, str] | None) -> None:
+        """Set where each field stands.
+
+        Raises:
+            ValueError: if `fields` maps something that problems do not have.
+        """
+        if unknown := sorted(set(fields or ()) - set(PROBLEM_FIELDS)):
+            raise ValueError(f"`fields` maps {unknown}; a problem has the fields {list(PROBLEM_FIELDS)}.")
+        self._fields = fields or {}
+
+    def read(self, row: Any, where: str) -> dict[str, str]:
+        """Return the fields as text; an `answer` may be blank, an absent `id` is the row's number.
+
+        Raises:
+            ValueError: naming file, line, field and what was expected.
+        """
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where}: got {type(row).__name__}; expected a JSON object.")
+        places = dict(self._fields)
+        if isinstance(row.get("prompt"), list) and "reward_model" in row:
+            places = _NESTED | places
+        number = where.rpartition(" ")[2]
+        question = places.get("question", "problem" if "problem" in row and "question" not in row else "question")
+        if question == "question" and "reward_model" in row and "prompt" in row:
+            found = _last_user_message(row["prompt"], where)
+        else:
+            found = _text(row, question, where)
+        if not found.strip():
+            raise ValueError(f"{where}: field `{question}` is empty; expected text.")
+        return {
+            "id": _text(row, places.get("id", "id"), where, default=number, numbers=True) or number,
+            "question": found,
+            "answer": _text(row, places.get("answer", "answer"), where, numbers=True),
+            "source": _text(row, places.get("source", "source"), where, default=""),
+            "kind": _text(row, places.get("kind", "kind"), where, default=""),
+        }
+
+
+def _last_user_message(prompt: Any, where: str) -> str:
+    messages = prompt if isinstance(prompt, list) else []
+    for message in reversed(messages):
+        if isinstance(message, Mapping) and message.get("role") == "user" and isinstance(message.get("content"), str):
+            return message["content"]
+    raise ValueError(
+        f"{where}: field `prompt` should be a list of {{role, content}} with a user's message, got {prompt!r}."
+    )
+
+
+def _text(row: Mapping[str, Any], field: str, where: str, default: str | None = None, numbers: bool = False) -> str:
+    value: Any = row
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None and default is not None:
+        return default
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        got = "nothing" if field not in row and value is None else repr(value)
+        raise ValueError(f"{where}: field `{field}` should be a string, got {got}.")
+    return value
