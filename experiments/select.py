@@ -1,0 +1,132 @@
+r"""Choose the problems that a training run learned from: selection by learning impact (LIMR, arXiv 2502.11886).
+
+How to run this script:
+
+    python -m experiments.select RUN [--min-score 0.6] [--problems FILE] [--output FILE]
+
+RUN is a run folder. Each problem's reward curve, one value per visit, is compared with the average curve of all
+problems, and scored
+
+    s_i = 1 - sum_k (r_i^k - r_avg^k)^2 / sum_k (r_max - r_avg^k)^2
+
+r_i^k: mean reward of problem i's episodes at its k-th visit; r_avg^k: mean of r_i^k over the problems; r_max = 1, the
+reward of a correct answer. 1 is a problem learned exactly as the average is; what is always solved or never solved
+falls behind. Problems with a score above `--min-score` (the paper's 0.6) are written as JSON Lines, best first, with
+`score` and `num_visits`. Differs: a problem that was visited less often than others is compared over its own visits,
+since a run need not end with an epoch.
+
+Results to expect: a table of scores, and `selected.jsonl` in the run folder, which `--set problems=` takes.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learners import records
+from torl_env.problems import Problem, ProblemSet
+
+_MAX_REWARD = 1.0
+
+
+def reward_curves(episodes: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Return each problem's curve, (K_i,) float64: the mean reward of its training episodes, visit by visit.
+
+    A visit is one group; episodes without a verdict do not count.
+
+    Args:
+        episodes: lines of `episodes.jsonl`.
+    """
+    rewards: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        if episode["split"] == "train" and episode["verdict"] in ("correct", "incorrect"):
+            visit = (episode["iteration"], episode["group_id"])
+            rewards[episode["problem_id"]][visit].append(episode["reward"])
+    return {
+        problem: np.array([np.mean(visits[visit]) for visit in sorted(visits)]) for problem, visits in rewards.items()
+    }
+
+
+def scores(curves: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return each problem's alignment with the average curve, at most 1 (the module's formula).
+
+    Where the average has no room left to grow, a curve equal to it scores 1 and any other minus infinity.
+    """
+    if not curves:
+        return {}
+    longest = max(map(len, curves.values()))
+    average = np.array([np.mean([c[k] for c in curves.values() if len(c) > k]) for k in range(longest)])  # (K,)
+    found = {}
+    for problem, curve in curves.items():
+        distance = float(np.sum((curve - average[: len(curve)]) ** 2))
+        room = float(np.sum((_MAX_REWARD - average[: len(curve)]) ** 2))
+        found[problem] = 1 - distance / room if room > 0 else (1.0 if distance == 0 else -np.inf)
+    return found
+
+
+def selected_rows(problems: Iterable[Problem], curves: Mapping[str, np.ndarray], min_score: float) -> list[dict]:
+    """Return the problem file's rows of those that score above `min_score`, best first."""
+    score = scores(curves)
+    chosen = [problem for problem in problems if score.get(problem.id, -np.inf) > min_score]
+    chosen.sort(key=lambda problem: (-score[problem.id], problem.id))
+    return [
+        {
+            "id": problem.id,
+            "question": problem.question,
+            "answer": problem.answer,
+            "source": problem.source,
+            "kind": problem.kind,
+            "score": round(score[problem.id], 6),
+            "num_visits": len(curves[problem.id]),
+        }
+        for problem in chosen
+    ]
+
+
+def _training_problems(run: Path) -> str:
+    """Return what the run trained on, as its recipe and settings say."""
+    from experiments.recipes import apply_settings, get_recipe
+
+    state = json.loads((run / "run.json").read_text())
+    problems = apply_settings(get_recipe(state["recipe"])(), state["settings"]).env_config["problems"]
+    if not isinstance(problems, str | Path):
+        raise ValueError(f"The recipe `{state['recipe']}` makes its problems itself; name them with `--problems`.")
+    return str(problems)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the arguments, write the selection, print what it is."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.select", description="Select by learning impact.")
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--min-score", type=float, default=0.6, help="keep problems above this (default 0.6)")
+    parser.add_argument("--problems", help="the problems trained on, if not those the run's recipe names")
+    parser.add_argument("--output", type=Path, help="the file to write (default RUN/selected.jsonl)")
+    options = parser.parse_args(arguments)
+    path = options.run / records.FILE_NAME
+    if not path.exists():
+        parser.error(f"{path} is not there; RUN should be the folder of a training run.")
+    with path.open(encoding="utf-8") as lines:
+        curves = reward_curves(json.loads(line) for line in lines if line.endswith("\n"))
+    if not curves:
+        parser.error(f"{path} has no graded training episode; train for at least one iteration.")
+    problems = ProblemSet.load(options.problems or _training_problems(options.run))
+    rows = selected_rows(problems, curves, options.min_score)
+    output = options.output or options.run / "selected.jsonl"
+    output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    values = np.array(list(scores(curves).values()))
+    visits = np.array([len(curve) for curve in curves.values()])
+    print(f"problems with episodes  {len(curves)} of {len(problems)}, visits {visits.min()} to {visits.max()}")
+    print(
+        f"score                   median {np.median(values):.3f}, lowest {values.min():.3f}, highest {values.max():.3f}"
+    )
+    if visits.max() == 1:
+        print("                        no problem was visited twice: a score is the distance from the mean, no curve's")
+    print(f"selected                {len(rows)}, score above {options.min_score}: {output}")
+
+
+if __name__ == "__main__":
+    main()

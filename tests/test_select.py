@@ -1,0 +1,95 @@
+"""Selection by learning impact."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.select import main, reward_curves, scores, selected_rows
+from torl_env import Problem
+
+
+def episode(problem: str, iteration: int, reward: float, **changed: object) -> dict:
+    verdict = "correct" if reward > 0 else "incorrect"
+    return {
+        "split": "train",
+        "problem_id": problem,
+        "iteration": iteration,
+        "group_id": iteration,
+        "reward": reward,
+        "verdict": verdict,
+        **changed,
+    }
+
+
+EPISODES = [
+    # learned: -1 then +1; always: +1, +1; never: -1, -1; half: the mean of +1 and -1, then +1
+    episode("learned", 1, -1.0),
+    episode("learned", 5, 1.0),
+    episode("always", 1, 1.0),
+    episode("always", 6, 1.0),
+    episode("never", 2, -1.0),
+    episode("never", 5, -1.0),
+    episode("half", 2, 1.0),
+    episode("half", 2, -1.0),
+    episode("half", 9, 1.0),
+    episode("half", 9, 0.0, verdict="unknown"),
+    episode("never", 3, 1.0, split="evaluation"),
+]
+
+
+def test_a_curve_is_the_mean_reward_of_each_visit() -> None:
+    curves = reward_curves(EPISODES)
+    assert {problem: curve.tolist() for problem, curve in curves.items()} == {
+        "learned": [-1, 1],
+        "always": [1, 1],
+        "never": [-1, -1],
+        "half": [0, 1],
+    }
+
+
+def test_scores_are_those_computed_by_hand() -> None:
+    # average curve: visit 1 (-1 + 1 - 1 + 0) / 4 = -1/4, visit 2 (1 + 1 - 1 + 1) / 4 = 1/2
+    # room: (1 + 1/4)^2 + (1 - 1/2)^2 = 25/16 + 1/4 = 29/16
+    # learned: (3/4)^2 + (1/2)^2 = 13/16;  always: (5/4)^2 + (1/2)^2 = 29/16
+    # never: (3/4)^2 + (3/2)^2 = 45/16;    half: (1/4)^2 + (1/2)^2 = 5/16
+    assert scores(reward_curves(EPISODES)) == pytest.approx(
+        {"learned": 1 - 13 / 29, "always": 0.0, "never": 1 - 45 / 29, "half": 1 - 5 / 29}
+    )
+
+
+def test_a_problem_visited_less_often_is_compared_over_its_own_visits() -> None:
+    # average: visit 1 (0 + 0.5) / 2 = 0.25, visit 2 0.5; "b" has the first alone: 1 - 0.25^2 / 0.75^2 = 8/9
+    found = scores({"a": np.array([0.0, 0.5]), "b": np.array([0.5])})
+    assert found["b"] == pytest.approx(8 / 9)
+
+
+def test_an_average_without_room_to_grow_selects_what_equals_it() -> None:
+    assert scores({"a": np.array([1.0]), "b": np.array([1.0])}) == {"a": 1.0, "b": 1.0}
+    assert scores({}) == {}
+
+
+def test_the_best_problems_come_first_and_the_others_stay_away() -> None:
+    problems = [Problem(name, f"{name}?", "1") for name in ("learned", "half", "never", "unvisited")]
+    rows = selected_rows(problems, reward_curves(EPISODES), min_score=0.5)
+    assert [(row["id"], row["num_visits"]) for row in rows] == [("half", 2), ("learned", 2)]
+    assert [row["id"] for row in selected_rows(problems, reward_curves(EPISODES), min_score=0.6)] == ["half"]
+
+
+def test_the_command_writes_a_problem_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in EPISODES) + '{"unfin')
+    problems = tmp_path / "train.jsonl"
+    problems.write_text(
+        "".join(f'{{"id": "{name}", "question": "{name}?", "answer": "1"}}\n' for name in ("half", "never"))
+    )
+    main([str(tmp_path), "--problems", str(problems)])
+    rows = [json.loads(line) for line in (tmp_path / "selected.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["question"], row["score"]) for row in rows] == [("half", "half?", 0.827586)]
+    assert "selected                1, score above 0.6" in capsys.readouterr().out
+
+
+def test_a_folder_without_episodes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "RUN should be the folder of a training run" in capsys.readouterr().err
