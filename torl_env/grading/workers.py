@@ -51,14 +51,23 @@ class _Parent:
                 start_new_session=True,  # a terminal's Ctrl-C is not for it
             )
         self._control.settimeout(_START_S)
-        if self._control.recv(1) != b"r":
+        try:
+            ready = self._control.recv(1)
+        except OSError:
+            ready = b""
+        if not ready:
+            self.kill()
             raise _LostError
 
     def fork(self) -> "_Worker":
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        return _Worker(ours)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            return _Worker(ours)
+        except (_LostError, OSError):
+            ours.close()
+            raise
 
     def kill(self) -> None:
         self._process.kill()
