@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 from learners import fsdp
 from learners.batching import ACTION_LOGP, ADVANTAGES, LOSS_MASK, MiniBatch
 from learners.episodes import TokenEpisode
-from learners.losses import LossSums, loss_sums
+from learners.losses import ENTROPY, LOGP, REF_LOGP, LossSums, loss_sums
 from learners.rl_module import CausalLMModule, causal_lm_spec
-from learners.update import ENTROPY, LOGP, REF_LOGP, Batch, PolicyUpdate, UpdateSettings
+from learners.update import Batch, PolicyUpdate, UpdateSettings
 from learners.update_figures import UpdateResult
 from learners.weight_sync import TransferGroup, WeightSender
 

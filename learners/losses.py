@@ -12,6 +12,11 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+# Names of a policy's outputs; what else the objective needs has RLlib's names (`learners.batching`).
+LOGP = "logp"
+ENTROPY = "entropy"
+REF_LOGP = "ref_logp"
+
 # Logits held at once, in elements: 256 MB in float32. One chunk is enough for small vocabularies.
 _MAX_LOGITS = 1 << 26
 

@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from learners.batching import INPUT_IDS, LOSS_MASK
 from learners.fsdp import gathered
-from learners.losses import token_logp
-from learners.update import ENTROPY, LOGP
+from learners.losses import ENTROPY, LOGP, token_logp
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig

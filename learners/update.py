@@ -10,12 +10,8 @@ import torch
 from learners import fsdp
 from learners.batching import MicroBatch, MiniBatch, collate
 from learners.episodes import TokenEpisode
-from learners.losses import LossSums
+from learners.losses import LOGP, REF_LOGP, LossSums
 from learners.update_figures import UpdateFigures, UpdateResult
-
-LOGP = "logp"
-ENTROPY = "entropy"
-REF_LOGP = "ref_logp"
 
 Batch = dict[str, torch.Tensor]
 

@@ -134,6 +134,14 @@ def test_after_five_updates_two_learners_are_where_one_is(
     assert distance(weights(fresh), weights(one)) < 1e-3 * distance(weights(one), before)
 
 
+def test_a_learner_without_rows_keeps_in_step(fresh: LLMLearnerGroup, folder: Path, rows: list[RowRef]) -> None:
+    one = build(folder, 0)
+    expected = one.update_rows(rows[:1], minibatch_size=0, seed=0)
+    result = fresh.update_rows(rows[:1], minibatch_size=0, seed=0)
+    assert result.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
+    assert list(result.logp) == [rows[0].row_id]
+
+
 def test_each_of_two_learners_holds_about_half_of_parameters_and_adam_state(fresh: LLMLearnerGroup) -> None:
     for held, whole in on_two(fresh, shard_sizes):
         assert 0.4 * whole < held < 0.6 * whole

@@ -14,7 +14,7 @@ from learners.rl_module import CausalLMModule
 from learners.update import PolicyUpdate, UpdateSettings
 from learners.update_figures import UpdateResult
 from tests.rows import learner_config, make_policy, random_episodes, row_refs
-from tests.tiny_model import make_tiny_model
+from tests.tiny_model import VOCAB_SIZE, make_tiny_model
 
 NUM_ROWS = 12
 
@@ -195,13 +195,13 @@ def test_the_difference_of_log_probs_is_reported_per_response_token(folder: Path
 
 
 def test_log_probs_that_are_not_finite_are_named_by_row_and_no_step_is_taken(folder: Path) -> None:
-    rank = OneRank(folder)
+    rank, poison = OneRank(folder), VOCAB_SIZE - 1
     episodes = random_episodes(4, policy=rank.policy)
-    poisoned = TokenEpisode(np.full(8, 300, np.int32), np.arange(8) > 2, np.zeros(8, np.float32), 3, 0)
+    poisoned = TokenEpisode(np.full(8, poison, np.int32), np.arange(8) > 2, np.zeros(8, np.float32), 3, 0)
     with torch.no_grad():
-        rank.policy.model.get_input_embeddings().weight[300] = torch.nan
+        rank.policy.model.get_input_embeddings().weight[poison] = torch.nan
     rank.start = rank.parameters()
-    episodes = [e for e in episodes if 300 not in e.token_ids] + [poisoned]
+    episodes = [e for e in episodes if poison not in e.token_ids] + [poisoned]
     with pytest.raises(FloatingPointError, match=rf"not finite in rows \[{len(episodes) - 1}\]"):
         rank.run(episodes, max_tokens_per_micro_batch=64)
     torch.testing.assert_close(rank.parameters(), rank.start, equal_nan=True, rtol=0, atol=0)
