@@ -11,14 +11,17 @@ import psutil
 import pytest
 
 from torl_env import ExecutionResult, Status
+from torl_env.sandbox import deployment
 from torl_env.sandbox.deployment import (
     SERVE_ENVIRONMENT,
-    SandboxStats,
     ServeSandbox,
     sandbox_stats,
     start_sandbox,
     stop_sandbox,
 )
+from torl_env.sandbox.process import IsolationError
+from torl_env.sandbox.replica import SandboxReplica
+from torl_env.sandbox.stats import SandboxStats
 
 T = TypeVar("T")
 NAME = "sandbox-under-test"
@@ -73,7 +76,11 @@ def test_every_program_is_counted_once_over_all_replicas(loop: asyncio.AbstractE
     before = sandbox_stats(NAME)
     results = within(loop, many())
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
-    assert sandbox_stats(NAME) == SandboxStats(before.num_runs + 200, num_replicas=2)
+    stats = sandbox_stats(NAME)
+    assert (stats.num_runs, stats.num_replicas) == (before.num_runs + 200, 2)
+    assert stats.tiers == {"strict": stats.num_runs}
+    assert stats.statuses["success"] - before.statuses["success"] == 200
+    assert sum(stats.run_s) == sum(stats.queue_s) == stats.num_runs
 
 
 def test_stats_work_inside_a_running_loop(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
@@ -133,7 +140,7 @@ def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
 def replicas() -> list[psutil.Process]:
     """Replica processes of the application that runs."""
     title = f"ray::ServeReplica:{NAME}:"
-    return [process for process in psutil.process_iter() if title in "".join(process.cmdline()[:1])]
+    return [process for process in psutil.process_iter(["cmdline"]) if title in "".join(process.info["cmdline"] or ())]
 
 
 def test_a_call_in_flight_survives_the_death_of_its_replica(
@@ -177,13 +184,66 @@ def test_settings_out_of_range_are_named(application: str) -> None:
         start_sandbox("other", memory_mb=1)
 
 
-def test_the_number_of_replicas_may_be_left_to_serve(loop: asyncio.AbstractEventLoop, application: str) -> None:
-    assert start_sandbox("auto", num_replicas="auto")
+def test_load_takes_replicas_from_one_to_two_and_back_without_losing_a_call(
+    loop: asyncio.AbstractEventLoop, application: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_UPSCALE_DELAY_S", 1.0)
+    monkeypatch.setattr(deployment, "_DOWNSCALE_DELAY_S", 2.0)
+    assert start_sandbox("auto", num_replicas="auto", max_concurrent_runs=1)
     client = ServeSandbox("auto")
+
+    async def replicas_become(number: int) -> None:
+        while (await asyncio.to_thread(sandbox_stats, "auto")).num_replicas != number:
+            await asyncio.sleep(0.2)
+
+    async def load() -> list[ExecutionResult]:
+        code = "import time\ntime.sleep(0.2)\nprint({})"
+        calls = [asyncio.create_task(client.run(code.format(i), 10)) for i in range(40)]
+        await replicas_become(2)
+        calls += [asyncio.create_task(client.run(code.format(i), 10)) for i in range(40, 60)]
+        results = await asyncio.gather(*calls)
+        await replicas_become(1)
+        return results
+
+    results = loop.run_until_complete(asyncio.wait_for(load(), 240))
+    assert [result.stdout for result in results] == [f"{i}\n" for i in range(60)]
     assert within(loop, client.run("print(1)", 10)).ok
-    assert sandbox_stats("auto").num_replicas == 1
     within(loop, client.close())
     stop_sandbox("auto")
+
+
+def test_a_replica_whose_sandbox_does_not_run_programs_is_unhealthy() -> None:
+    class Broken:
+        async def check(self, timeout_s: float) -> ExecutionResult:
+            return ExecutionResult.sandbox_error("the zygote was stuck")
+
+    replica = SandboxReplica.__new__(SandboxReplica)
+    replica._sandbox = Broken()  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="does not run programs: SandboxError: the zygote was stuck"):
+        asyncio.run(replica.check_health())
+
+
+def test_a_full_queue_is_a_clear_answer(loop: asyncio.AbstractEventLoop, application: str) -> None:
+    assert start_sandbox("small", max_concurrent_runs=1, max_queued_runs=0)
+    client = ServeSandbox("small")
+
+    async def overload() -> ExecutionResult:
+        holding = asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000))
+        while not (refused := await client.run("print(1)", 10)).stderr:
+            await asyncio.sleep(0.1)  # the other one has not arrived yet
+        holding.cancel()
+        return refused
+
+    refused = within(loop, overload())
+    assert refused.stderr == "SandboxError: overloaded: 0 programs wait already"
+    within(loop, client.close())
+    stop_sandbox("small")
+
+
+def test_a_tier_that_is_missing_is_an_error_at_once(application: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torl_env.sandbox.tiers.isolations", lambda tier: [])
+    with pytest.raises(IsolationError, match="no strict isolation here"):
+        start_sandbox("other", tier="strict")
 
 
 def test_the_client_pickles_as_its_name() -> None:

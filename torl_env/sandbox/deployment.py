@@ -1,20 +1,23 @@
 """The sandbox as a Ray Serve application: one `LocalSandbox` a replica, called through Serve's handles.
 
-Needs Ray, which the rest of the package does not. No HTTP proxy is started: within a cluster it would cost more than
-the programs do. A replica reserves no CPU by default: on a small machine it would wait for ever for one that a training
-run holds, and the programs it runs are bounded by `max_concurrent_runs` anyway.
+Needs Ray, which the rest of the package does not. An HTTP proxy is started by request only: within a cluster it would
+cost more than the programs do. A replica reserves no CPU by default: on a small machine it would wait for ever for one
+that a training run holds, and the programs it runs are bounded by `max_concurrent_runs` anyway.
 """
 
 import asyncio
+import math
 import os
 import time
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 from torl_env.sandbox.blocking import run_blocking
 from torl_env.sandbox.local import LocalSandbox
-from torl_env.sandbox.types import ExecutionResult, Status
+from torl_env.sandbox.replica import SandboxReplica
+from torl_env.sandbox.stats import SandboxStats
+from torl_env.sandbox.tiers import probe
+from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest
 
 DEFAULT_NAME = "torl-sandbox"
 _DEPLOYMENT = "Sandbox"
@@ -25,43 +28,14 @@ _START_TIMEOUT_S = 120.0
 _MAX_REPLICAS_PER_NODE = 2  # each divides the node's cores; more of them only make more event loops
 _CALLS_PER_RUN = 4  # calls at a replica, for each program it may run at once, above which another replica is started
 _UPSCALE_DELAY_S, _DOWNSCALE_DELAY_S = 2.0, 30.0
+_DRAIN_TIMEOUT_S = 30.0  # a replica that goes finishes its calls first; those it does not get to are made elsewhere
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 10.0, 60.0
 SERVE_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 """Serve's throughput mode, with one event loop a process: 2.9 ms a call instead of 5.3, not counting the program.
 
 Serve reads the environment when it is first imported, in this process, its controller and its replicas: set it before
 `ray.init`. Direct ingress would come with that mode; it starts a proxy nobody calls and drains it for 30 s at the end.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxStats:
-    """What the live replicas of an application have done; a replica that died took its count along.
-
-    Attributes:
-        num_runs: programs executed, each counted in the replica that ran it.
-        num_replicas: live replicas.
-    """
-
-    num_runs: int
-    num_replicas: int
-
-
-class SandboxReplica:
-    """What runs in each replica: a local sandbox and a counter."""
-
-    def __init__(self, max_concurrent_runs: int, memory_mb: int) -> None:
-        self._sandbox = LocalSandbox(max_concurrent_runs, memory_mb)
-        self._num_runs = 0
-
-    async def run(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Run one program; a cancelled call kills it."""
-        result = await self._sandbox.run(code, timeout_s)
-        self._num_runs += result.status is not Status.SANDBOX_ERROR
-        return result
-
-    async def num_runs(self) -> int:
-        """Return how many programs this replica has executed."""
-        return self._num_runs
 
 
 def _serve() -> Any:
@@ -84,6 +58,9 @@ def start_sandbox(
     max_concurrent_runs: int | None = None,
     memory_mb: int = 1024,
     num_cpus: float = 0,
+    tier: str = "auto",
+    max_queued_runs: int = 10_000,
+    http_port: int | None = None,
 ) -> bool:
     """Deploy the sandbox as Serve application `name` and wait until it runs, or leave the one that does.
 
@@ -91,14 +68,19 @@ def start_sandbox(
         name: of the application; Serve itself is started if it does not run.
         num_replicas: replicas, spread over the cluster; "auto" for one replica and up to two a node, as many as the
             number of waiting calls asks for.
-        max_concurrent_runs: programs at once in a replica; None for this machine's cores shared out among the replicas.
+        max_concurrent_runs: programs at once in a replica; None for its node's cores divided by the replicas of a node.
         memory_mb: address space of each process of a program.
         num_cpus: that a replica reserves.
+        tier: of `LocalSandbox`; which one it is, and how to get strict where it is not, is logged once.
+        max_queued_runs: programs that may wait in a replica before calls are refused.
+        http_port: where Serve's proxy answers `POST /run_code` on this machine; None for no proxy. Serve keeps the
+            proxy it was started with, so that this is for whoever starts it.
 
     Returns:
         Whether this call deployed it: whoever did removes it, with `stop_sandbox`.
 
     Raises:
+        SandboxProcessError: if this machine does not have the tier, with the reason and the remedy.
         RuntimeError: if Ray is not initialized, or an application somebody else is deploying does not come up.
         ValueError: if a number is out of range.
     """
@@ -110,11 +92,13 @@ def start_sandbox(
         raise ValueError(f"`num_replicas` ({num_replicas}) should be at least 1, or 'auto'.")
     num_nodes = sum(node["Alive"] for node in ray.nodes())
     max_replicas = num_replicas if isinstance(num_replicas, int) else _MAX_REPLICAS_PER_NODE * num_nodes
-    if max_concurrent_runs is None:
-        max_concurrent_runs = max(1, len(os.sched_getaffinity(0)) * num_nodes // max_replicas)
-    LocalSandbox(max_concurrent_runs, memory_mb)  # its checks, here instead of in a replica that will not start
+    replicas_per_node = math.ceil(max_replicas / num_nodes)
+    runs = max_concurrent_runs or max(1, len(os.sched_getaffinity(0)) // replicas_per_node)
+    # The checks of the replicas' own sandboxes, here instead of in a replica that will not start.
+    LocalSandbox(max_concurrent_runs, memory_mb, max_queued_runs=max_queued_runs, tier=tier)
+    run_blocking(probe(tier))
     serve = _serve()
-    _start_serve(serve)
+    _start_serve(serve, http_port)
     if _status(name) in ("RUNNING", "DEPLOYING"):
         deadline = time.monotonic() + _START_TIMEOUT_S
         while (status := _status(name)) == "DEPLOYING":
@@ -125,13 +109,17 @@ def start_sandbox(
             return False
     deployment = serve.deployment(SandboxReplica).options(
         name=_DEPLOYMENT,
-        **_scale(num_replicas, max_replicas, max_concurrent_runs),
+        **_scale(num_replicas, max_replicas, runs),
+        max_constructor_retry_count=2,
         max_ongoing_requests=100_000,  # the queue is the local sandbox's; Serve's own would poll for free replicas
         ray_actor_options={"num_cpus": num_cpus, "runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_timeout_s=_DRAIN_TIMEOUT_S,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
     )
-    serve.run(deployment.bind(max_concurrent_runs, memory_mb), name=name, route_prefix=None)
+    bound = deployment.bind(max_concurrent_runs, replicas_per_node, memory_mb, max_queued_runs, tier)
+    serve.run(bound, name=name, route_prefix=None if http_port is None else "/")
     return True
 
 
@@ -140,24 +128,30 @@ def _scale(num_replicas: int | str, max_replicas: int, max_concurrent_runs: int)
     if num_replicas != "auto":
         return {"num_replicas": num_replicas}
     return {
+        "max_replicas_per_node": _MAX_REPLICAS_PER_NODE,
         "autoscaling_config": {
             "min_replicas": 1,
             "max_replicas": max_replicas,
             "target_ongoing_requests": _CALLS_PER_RUN * max_concurrent_runs,
             "upscale_delay_s": _UPSCALE_DELAY_S,
             "downscale_delay_s": _DOWNSCALE_DELAY_S,
-        }
+            "metrics_interval_s": 1.0,
+            "look_back_period_s": 5.0,
+        },
     }
 
 
-def _start_serve(serve: Any) -> None:
+def _start_serve(serve: Any, http_port: int | None) -> None:
     """Start Serve on the cluster, or find it there; several processes may do so at the same moment."""
     from ray.exceptions import ActorAlreadyExistsError
 
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
         try:
-            serve.start(proxy_location="Disabled")
+            if http_port is None:
+                serve.start(proxy_location="Disabled")
+            else:
+                serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": http_port})
         except ActorAlreadyExistsError:
             # Another process is just starting the controller; the next attempt connects to it.
             if time.monotonic() > deadline:
@@ -175,14 +169,16 @@ def stop_sandbox(name: str = DEFAULT_NAME) -> None:
 def sandbox_stats(name: str = DEFAULT_NAME) -> SandboxStats:
     """Ask every live replica of application `name`; callable with and without a running event loop."""
 
-    async def ask() -> list[int]:
+    async def ask() -> list[SandboxStats]:
         handle = _serve().get_deployment_handle(_DEPLOYMENT, name)
-        counts = await handle.broadcast("num_runs").results_async(timeout_s=_STATS_TIMEOUT_S)
+        answers = await handle.broadcast("stats").results_async(timeout_s=_STATS_TIMEOUT_S)
         await handle.shutdown_async()
-        return counts
+        return answers
 
-    counts = run_blocking(ask())
-    return SandboxStats(num_runs=sum(counts), num_replicas=len(counts))
+    total = SandboxStats(num_replicas=0)
+    for stats in run_blocking(ask()):
+        total.add(stats)
+    return total
 
 
 class ServeSandbox:
@@ -201,8 +197,18 @@ class ServeSandbox:
     def __reduce__(self) -> tuple[type["ServeSandbox"], tuple[str]]:
         return ServeSandbox, (self.name,)
 
-    async def run(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Run `code` as a Python program for at most `timeout_s` seconds, counted from its start in a replica."""
+    async def run(self, code: str, timeout_s: float, **options: Any) -> ExecutionResult:
+        """Run `code` as a Python program for at most `timeout_s` seconds, counted from its start in a replica.
+
+        `options` are `RunRequest`'s other fields.
+
+        Raises:
+            ValueError: if a number is not positive.
+        """
+        return await self.execute(RunRequest(code, timeout_s, **options))
+
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        """Run one program; a call whose replica died, or whose replica has too many waiting, is made again."""
         failure = "the sandbox client is closed"
         for attempt in range(_ATTEMPTS):
             if self._closed:
@@ -210,12 +216,14 @@ class ServeSandbox:
             if attempt:
                 await asyncio.sleep(_RETRY_WAIT_S * attempt)
             try:
-                response = self._handle().run.remote(code, timeout_s)
+                response = self._handle().execute.remote(request)
                 try:
-                    return await response
+                    result = await response
                 except asyncio.CancelledError:
                     response.cancel()
                     raise
+                if result.limit_hit != OVERLOAD or attempt == _ATTEMPTS - 1:
+                    return result
             except (
                 Exception
             ) as error:  # Ray has a dozen errors for "the replica could not answer"; none is the program's

@@ -36,17 +36,16 @@ def boot():
         name = 'torl_env.sandbox.' + name
         sys.modules[name] = types.ModuleType(name)
         exec(code, sys.modules[name].__dict__)
-    zygote = sys.modules['torl_env.sandbox.zygote']
-    run = sys.modules['torl_env.sandbox.program'].run_program
+    own = [sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'torl_env']
+    zygote = own[-1]
     if entry == 'launch':
         command = [plan['python'], *plan['flags'], '-c', plan['bootstrap'], 'start', *sys.argv[2:4]]
         zygote.launch(plan, command, control)
     os.close(payload)
     task = zygote.start(plan, control, int(sys.argv[4]) if plan['strict'] else None)
-    for name in [name for name in sys.modules if name.partition('.')[0] == 'torl_env']:
-        del sys.modules[name]
-    return run, task['code'], task['echo']
-run, code, echo = boot()
+    return zygote.program.run_program, task['code'], task['echo'], own
+# The modules stay referred to: taking them down would cost each program a millisecond.
+run, code, echo, own = boot()
 del boot
 os._exit(run(code, echo_last_expr=echo))
 """

@@ -71,6 +71,13 @@ async def start_isolated(tier: str, packages: tuple[str, ...]) -> Interpreter:
     raise IsolationError(f"no {' or '.join(wanted)} isolation here ({'; '.join(reasons)}). {REMEDY[wanted[-1]]}")
 
 
+async def probe(tier: str) -> Tier:
+    """Find out, and log, in which tier programs would run here; raises as `start_isolated` does."""
+    interpreter = await start_isolated(tier, ())
+    interpreter.close()
+    return interpreter.tier
+
+
 def describe(tier: Tier, reason: str = "") -> str:
     """Return one line that names the tier and, if it is not strict, how to get strict."""
     if tier is Tier.STRICT:

@@ -1,0 +1,220 @@
+"""The sandbox over HTTP: SandboxFusion's protocol, as its clients speak it, and our own client."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from torl_env import ExecutionResult, LocalSandbox, Status
+from torl_env.sandbox import serve
+from torl_env.sandbox.http import HttpSandbox
+from torl_env.sandbox.types import RunRequest, Tier
+from torl_env.sandbox.wire import BadRequestError, format_request, format_response, parse_request, parse_response
+
+TOKEN = "token of the tests"
+
+
+async def listen(app: web.Application) -> tuple[web.AppRunner, str]:
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[str]:
+    sandbox = LocalSandbox(max_concurrent_runs=2)
+    runner, url = await listen(serve.build_app(sandbox, TOKEN))
+    yield url
+    await runner.cleanup()
+    await sandbox.close()
+
+
+async def post(url: str, body: Any, token: str | None = TOKEN) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{url}/run_code", json=body) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def test_verls_and_torls_requests_are_answered_as_they_expect(server: str) -> None:
+    # verl's reward client sends all of these fields; ToRL's the first three.
+    verl = {
+        "compile_timeout": 10,
+        "run_timeout": 10,
+        "code": "print(sum(map(int, input().split())))",
+        "stdin": "1 2 3",
+        "memory_limit_MB": 1024,
+        "language": "python",
+        "files": {},
+        "fetch_files": [],
+    }
+    torl = {"code": "print(6 * 7)", "language": "python", "run_timeout": 10}
+    for body, printed in ((verl, "6\n"), (torl, "42\n")):
+        status, response = await post(server, body)
+        assert status == 200
+        assert response["status"] == "Success"
+        assert response["compile_result"] is None
+        ran = response["run_result"]
+        assert (ran["status"], ran["return_code"], ran["stdout"], ran["stderr"]) == ("Finished", 0, printed, "")
+        assert response["sandbox"]["tier"] == "strict"
+
+
+async def test_failures_and_time_outs_are_200_with_both_streams_as_text(server: str) -> None:
+    status, failed = await post(server, {"code": "print(1)\n1 / 0", "language": "python", "run_timeout": 10})
+    assert (status, failed["status"], failed["run_result"]["return_code"]) == (200, "Failed", 1)
+    assert failed["run_result"]["stderr"].endswith("ZeroDivisionError: division by zero\n")
+    code = "print('so far')\nwhile True: pass"
+    status, late = await post(server, {"code": code, "language": "python", "run_timeout": 1})
+    ran = late["run_result"]
+    assert (status, late["status"], ran["status"], ran["return_code"]) == (200, "Failed", "TimeLimitExceeded", None)
+    assert ran["stdout"] == "so far\n"
+    status, killed = await post(server, {"code": "import os; os.abort()", "language": "python"})
+    assert killed["run_result"]["return_code"] == -6
+    assert killed["sandbox"]["signal"] == 6
+
+
+async def test_files_travel_as_base64(server: str) -> None:
+    body = {
+        "code": "open('out', 'w').write(open('in').read().upper())",
+        "language": "python",
+        "files": {"in": base64.b64encode(b"abc").decode()},
+        "fetch_files": ["out", "missing"],
+    }
+    _, response = await post(server, body)
+    assert response["files"] == {"out": base64.b64encode(b"ABC").decode()}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ([], "should be an object"),
+        ({}, "`code` is missing"),
+        ({"code": 1}, "`code` (1) should be of kind str"),
+        ({"code": "1", "language": "cpp"}, "`language` ('cpp')"),
+        ({"code": "1", "run_timeout": 0}, "`timeout_s` (0)"),
+        ({"code": "1", "run_timeout": "5"}, "`run_timeout` ('5')"),
+        ({"code": "1", "files": {"../x": ""}}, "`files` has the path '../x'"),
+        ({"code": "1", "files": {"x": "%"}}, "`files['x']` should be base64"),
+        ({"code": "1", "fetch_files": [1]}, "`fetch_files`"),
+    ],
+)
+async def test_a_bad_body_is_422_and_says_why(server: str, body: Any, said: str) -> None:
+    status, answer = await post(server, body)
+    assert status == 422
+    assert said in answer["detail"]
+
+
+async def test_a_token_is_asked_for(server: str) -> None:
+    for token in (None, "another"):
+        status, _ = await post(server, {"code": "print(1)"}, token)
+        assert status == 401
+
+
+async def test_the_client_gives_the_results_of_the_local_sandbox(server: str) -> None:
+    client = HttpSandbox(server, token=TOKEN)
+    result = await client.run("import sys\nprint(input())\nsys.exit(3)", 10, stdin="hi")
+    assert (result.status, result.stdout, result.return_code, result.tier) == (Status.FAILED, "hi\n", 3, Tier.STRICT)
+    assert (await client.run("x = bytearray(2 ** 40)", 10)).status is Status.MEMORY_LIMIT
+    assert (await client.run("while True: pass", 1)).status is Status.TIME_LIMIT
+    many = await asyncio.gather(*[client.run(f"print({i})", 10) for i in range(50)])
+    assert [result.stdout for result in many] == [f"{i}\n" for i in range(50)]
+    await client.close()
+    assert (await client.run("1", 10)).stderr == "SandboxError: the sandbox client is closed"
+
+
+async def test_overload_and_outages_are_tried_again() -> None:
+    answers = [503, 504, 200]
+
+    async def run_code(_: web.Request) -> web.Response:
+        body = format_response(ExecutionResult(Status.SUCCESS, stdout="1\n", return_code=0))
+        return web.json_response(body, status=answers.pop(0))
+
+    app = web.Application()
+    app.router.add_post("/run_code", run_code)
+    runner, url = await listen(app)
+    client = HttpSandbox(url)
+    assert (await client.run("print(1)", 10)).stdout == "1\n"
+    await client.close()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(("status", "num_calls"), [(504, 2), (500, 1), (422, 1)])
+async def test_what_keeps_failing_is_a_sandbox_error(status: int, num_calls: int) -> None:
+    calls = []
+
+    async def run_code(request: web.Request) -> web.Response:
+        calls.append(request)
+        return web.Response(status=status, text="no")
+
+    app = web.Application()
+    app.router.add_post("/run_code", run_code)
+    runner, url = await listen(app)
+    client = HttpSandbox(url, max_attempts=2)
+    result = await client.run("print(1)", 10)
+    assert result.status is Status.SANDBOX_ERROR
+    assert f"answered {status}" in result.stderr
+    assert len(calls) == num_calls
+    await client.close()
+    await runner.cleanup()
+
+
+async def test_a_server_that_is_not_there_is_a_sandbox_error() -> None:
+    client = HttpSandbox("http://127.0.0.1:1", max_attempts=2)
+    result = await client.run("print(1)", 10)
+    assert result.stderr == "SandboxError: http://127.0.0.1:1 did not answer (ClientConnectorError), 2 times"
+    await client.close()
+
+
+def test_requests_and_results_survive_the_wire() -> None:
+    request = RunRequest("x", 2.5, 1.5, 100, "in", 0, True, True, {"a": b"\xff"}, ("b",))
+    assert parse_request(format_request(request)) == request
+    assert format_request(RunRequest("x", 1)) == {"code": "x", "language": "python", "run_timeout": 1}
+    for result in (
+        ExecutionResult(Status.SUCCESS, "o", "e", 0, 1.0, 2.0, True, False, Tier.STRICT, 0.5, 7, None, {"f": b"\x00"}),
+        ExecutionResult(Status.MEMORY_LIMIT, return_code=1, tier=Tier.FALLBACK, limit_hit="memory"),
+        ExecutionResult(Status.FAILED, tier=Tier.STRICT, limit_hit="output"),
+    ):
+        assert parse_response(format_response(result)) == result
+    foreign = {"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": None, "stderr": None}}
+    assert parse_response(foreign) == ExecutionResult(Status.TIME_LIMIT)
+    with pytest.raises(BadRequestError, match="`status` \\(None\\)"):
+        parse_response({})
+
+
+async def test_the_command_serves_says_where_and_checks_itself(tmp_path: Path) -> None:
+    import sys
+
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text(
+        '{"id": "right", "code": "print(1)", "expect": {"status": "Success", "out_eq": "1\\n"}}\n'
+        '{"id": "wrong", "code": "print(1)", "expect": {"out_eq": "2\\n"}}\n'
+    )
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", stdout=asyncio.subprocess.PIPE
+    )
+    assert server.stdout is not None
+    assert b"strict tier" in await server.stdout.readline()
+    url = (await server.stdout.readline()).decode().split()[-1].removesuffix("/run_code")
+    check = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torl_env.sandbox.check", str(cases), "--url", url), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await check.communicate()
+    assert check.returncode == 1
+    assert output.decode().splitlines() == [
+        "tier: strict",
+        "MISMATCH wrong: out_eq '2\\n' does not hold for '1\\n'",
+        "2 cases, 1 as expected, 1 mismatches",
+    ]
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        assert (response.status, (await response.json())["tier"]) == (200, "strict")
+    server.terminate()
+    assert await asyncio.wait_for(server.wait(), 20) == 0
