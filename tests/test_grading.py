@@ -189,7 +189,7 @@ def test_hanging_cases_delay_no_ordinary_one_beyond_the_limit() -> None:
 def test_what_passes_the_gate_and_hangs_delays_formulas_by_the_quick_limit_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers = GradingWorkers(max_workers=2, limit_s=6.0, quick_s=1.0)  # wide, for machines with other work
+    workers = GradingWorkers(max_workers=2, limit_s=6.0)  # wide, for machines with other work
     monkeypatch.setattr("torl_env.grading.shared_workers", lambda: workers)
     hanging = [(HANG[0], f"\\boxed{{{HANG[1]} + {i}}}") for i in range(2)]
     formulas = [(f"\\sqrt{{{8 * i * i}}}", f"\\boxed{{{2 * i}\\sqrt{{2}}}}") for i in range(2, 20)]

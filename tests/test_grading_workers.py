@@ -60,7 +60,7 @@ def test_more_callers_than_workers_wait_their_turn(workers: GradingWorkers) -> N
 
 
 def test_hanging_comparisons_leave_the_quick_lane() -> None:
-    pool = GradingWorkers(max_workers=1, limit_s=6.0, quick_s=1.0)
+    pool = GradingWorkers(max_workers=1, limit_s=6.0)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(pool.is_equal, "5", HANG)
         assert pool.is_equal_quick(*EQUAL) is True  # once the hanging one has left the only place

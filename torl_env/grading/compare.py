@@ -9,26 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from torl_env.grading import exact, rules
+from torl_env.grading import exact, parts, rules
 
 Ask = Callable[[str, str], bool | None]
 _TOLERANCE = Fraction(101, 100_000_000)  # a decimal stands for a number it agrees with to six places
-_AND_OR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-z])")
-_RELATION = re.compile(r"<|>|\\leq(?![a-zA-Z])|\\geq(?![a-zA-Z])|\\neq(?![a-zA-Z])|=|\\in(?![a-zA-Z])")
-_NAME = re.compile(
-    r"(?:\\(?:angle|triangle|overline|vec|text|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|rho|sigma|tau|omega|"
-    r"Delta|Omega|max|min|nu|eta|xi|psi|pi|prime|frac(?=\s*\{[A-Z]{2}\}\s*\{[A-Z]{2}\}))|[A-Za-z(),:|'{}\s]|\^\{?-1\}?)+"
-)
-_SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\w|\\[a-zA-Z]+)")
-_WORD_UNITS = re.compile(
-    r"(?:(?<=[\d.})])\s*|(?<=\s))((?:(?<=\s)[a-zA-Z]{3,}|[ckm]m|[km]g|ft|mph|km/h|m/s)(?:\s+[a-zA-Z]{2,})*)$"
-)
-_UNIT_NAMES = {
-    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
-    "millimeter": "mm", "inche": "in", "inch": "in", "foot": "ft", "feet": "ft", "hour": "h", "hr": "h",
-    "minute": "min", "second": "s", "sec": "s", "gram": "g", "kilogram": "kg", "liter": "l", "litre": "l",
-    "deg": "degree", "°": "degree",
-}  # fmt: skip
 
 
 class UndecidedError(Exception):
@@ -59,7 +43,7 @@ def prepared(text: str) -> str:
 
 def is_list(gold: str) -> bool:
     """Return whether a prepared gold asks for several values."""
-    return len(_items(gold)) > 1
+    return len(parts.items(gold)) > 1
 
 
 def equal(gold: str, answer: str, ask: Ask) -> bool:
@@ -70,7 +54,9 @@ def equal(gold: str, answer: str, ask: Ask) -> bool:
     """
     if _squeezed(gold) == _squeezed(answer):
         return True
-    readings = [(gold_items, answer_items) for gold_items in _readings(gold) for answer_items in _readings(answer)]
+    readings = [
+        (gold_items, answer_items) for gold_items in parts.readings(gold) for answer_items in parts.readings(answer)
+    ]
     if all(len(gold_items) == len(answer_items) == 1 for gold_items, answer_items in readings):
         return _equal_items(readings[0][0][0], readings[0][1][0], ask)
     if any(_same_in_any_order(*reading, ask) for reading in readings if len(reading[0]) == len(reading[1])):
@@ -82,53 +68,6 @@ def equal(gold: str, answer: str, ask: Ask) -> bool:
 
 def _squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text)
-
-
-def _readings(text: str) -> list[list[str]]:
-    """Read "70,110" as one number with a thousands separator and as two numbers."""
-    number = rules.without_thousands_commas(text)
-    if rules.matching(text, 0) is not None and text[0] in "([" and number != text:
-        return [_items(text)]  # (2,251,252) is a triple
-    return [_items(number)] if number == text else [_items(number), _items(text)]
-
-
-def _items(text: str) -> list[str]:
-    r"""Split a list at its commas, "and", "or" and \cup; \pm makes two items; braces around the whole are dropped."""
-    text = text.strip()
-    for opening, closing in (("\\{", "\\}"), ("{", "}")):
-        whole = text.startswith(opening) and rules.matching(text, 0) == len(text) - 1
-        if whole and not re.search(r"[|:]", text):
-            text = text[len(opening) : -len(closing)]
-    groups = _split(text, ";")
-    if len(groups) > 1 and all("=" in group and len(_split(group, ",")) > 1 for group in groups):
-        return [f"({','.join(_value(part) for part in _split(group, ','))})" for group in groups]
-    parts = [part for group in groups for part in _split(_AND_OR.sub(",", group), ",")]
-    parts = [part for whole in parts for part in _split(whole, "\\cup")]
-    return [signed for part in parts for signed in _both_signs(part)] or [text]
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Split outside brackets of any kind; empty parts are left out."""
-    parts, depth, start = [], 0, 0
-    for match in re.finditer(r"\\[a-zA-Z]+|\\.|.", text, re.DOTALL):
-        token = match[0]
-        if token in ("(", "[", "{", "\\{", "\\langle"):
-            depth += 1
-        elif token in (")", "]", "}", "\\}", "\\rangle"):
-            depth -= 1
-        elif token == separator and depth <= 0:
-            parts.append(text[start : match.start()])
-            start = match.end()
-    parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _both_signs(text: str) -> list[str]:
-    if "\\pm" not in text or "\\neq" in text:
-        return [text]
-    plus = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", text))
-    minus = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", text))
-    return [plus.removeprefix("+").strip().replace("{+", "{").replace("=+", "="), minus]
 
 
 def _same_in_any_order(gold: Sequence[str], answer: Sequence[str], ask: Ask) -> bool:
@@ -147,24 +86,15 @@ def _same_in_any_order(gold: Sequence[str], answer: Sequence[str], ask: Ask) -> 
 
 def _list_for_tuple(gold: str, answer: str, ask: Ask) -> bool:
     """Read an answer without brackets as the tuple that is asked for, and the other way round, in the same order."""
-    gold, answer = _value(gold), _value(answer)
+    gold, answer = parts.value(gold), parts.value(answer)
     for first, second in ((gold, answer), (answer, gold)):
-        inner = _tuple_items(first)
-        if inner and not _tuple_items(second) and second[:1] not in ("{", "\\"):
-            outer = _items(second)
+        inner = parts.tuple_items(first)
+        if inner and not parts.tuple_items(second) and second[:1] not in ("{", "\\"):
+            outer = parts.items(second)
             return len(inner[1]) == len(outer) and all(
                 _equal_items(*((a, b) if first is gold else (b, a)), ask) for a, b in zip(inner[1], outer, strict=True)
             )
     return False
-
-
-def _tuple_items(text: str) -> tuple[str, list[str]] | None:
-    """Return the brackets around a tuple or interval and what it holds; None if the text is none."""
-    text = re.sub(r"\\langle\s*", "(", re.sub(r"\s*\\rangle", ")", text)).strip()
-    if text[:1] not in ("(", "[") or rules.matching(text, 0) != len(text) - 1:
-        return None
-    inner = _split(text[1:-1], ",")
-    return (text[0] + text[-1], inner) if len(inner) > 1 else None
 
 
 def _equal_items(gold: str, answer: str, ask: Ask) -> bool:
@@ -173,7 +103,7 @@ def _equal_items(gold: str, answer: str, ask: Ask) -> bool:
         verdict = decide(gold, answer)
         if verdict is not None:
             return verdict
-    gold_interval, answer_interval = _interval(gold), _interval(answer)
+    gold_interval, answer_interval = parts.interval(gold), parts.interval(answer)
     if (
         gold_interval
         and answer_interval
@@ -182,7 +112,7 @@ def _equal_items(gold: str, answer: str, ask: Ask) -> bool:
         gold, answer = gold_interval[1], answer_interval[1]
     if "=" in gold or "=" in answer:
         return _equal_named(gold, answer, ask)
-    gold_tuple, answer_tuple = _tuple_items(gold), _tuple_items(answer)
+    gold_tuple, answer_tuple = parts.tuple_items(gold), parts.tuple_items(answer)
     if gold_tuple and answer_tuple:
         alike = gold_tuple[0] == answer_tuple[0] or len(gold_tuple[1]) > 2
         return (
@@ -190,7 +120,7 @@ def _equal_items(gold: str, answer: str, ask: Ask) -> bool:
             and len(gold_tuple[1]) == len(answer_tuple[1])
             and all(_equal_items(a, b, ask) for a, b in zip(gold_tuple[1], answer_tuple[1], strict=True))
         )
-    if _RELATION.search(gold) or _RELATION.search(answer):
+    if parts.RELATION.search(gold) or parts.RELATION.search(answer):
         return _asked(gold, answer, ask)
     return _equal_ratios(gold, answer, ask) or _equal_quantities(gold, answer, ask)
 
@@ -211,7 +141,9 @@ def _equal_choices(gold: str, answer: str) -> bool | None:
     if not re.fullmatch(r"\(?[A-J]\)?", gold):
         return None
     chosen = rules.choice(answer)
-    return None if chosen is None else chosen == gold.strip("()")
+    if chosen is None and not re.fullmatch(r"\(?[A-Za-z]\)?", answer):
+        return None
+    return chosen == gold.strip("()")
 
 
 def _equal_times(gold: str, answer: str) -> bool | None:
@@ -236,26 +168,9 @@ def _equal_base_numerals(gold: str, answer: str) -> bool | None:
     return bool(gold_numeral and answer_numeral and gold_numeral == answer_numeral)
 
 
-def _named(text: str) -> tuple[str, str] | None:
-    """Return (name, last value) of an assignment: x = 5, f(x) = x + 1, (p, q) = (3, 2), x = 5 + 6 = 11."""
-    sides = _split(text, "=")
-    if len(sides) < 2:
-        return None
-    name = _squeezed(sides[0])
-    stem = _SUBSCRIPT.sub("", sides[0])
-    if not _NAME.fullmatch(stem) or not re.search("[A-Za-z]", stem):
-        return None
-    return re.sub(r"[{}]", "", name), sides[-1]
-
-
-def _value(text: str) -> str:
-    named = _named(text)
-    return named[1] if named else text
-
-
 def _equal_named(gold: str, answer: str, ask: Ask) -> bool:
     """Values are compared where one side or both give a name to theirs; equations are compared as equations."""
-    gold_named, answer_named = _named(gold), _named(answer)
+    gold_named, answer_named = parts.named(gold), parts.named(answer)
     if gold_named and answer_named:
         if gold_named[0] == answer_named[0] or _same_function(gold_named, answer_named):
             return equal(gold_named[1], answer_named[1], ask)
@@ -277,37 +192,9 @@ def _same_function(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
     return bool(heads[0] and heads[1] and heads[0][1] == heads[1][1])
 
 
-def _interval(text: str) -> tuple[str, str] | None:
-    r"""Read x > 2, 2 < x \leq 5 and x \in (2, 5] as (name, interval); an interval itself has the name ""."""
-    relations = [match[0] for match in _RELATION.finditer(text)]
-    sides = [side.strip() for side in _RELATION.split(text)]
-    if not relations:
-        return ("", text) if _tuple_items(text) else None
-    if relations == ["\\in"] and _is_symbol(sides[0]):
-        return sides[0], sides[1]
-    rising = {"<": "<", "\\leq": "<", ">": ">", "\\geq": ">"}
-    directions = {rising.get(relation) for relation in relations}
-    if len(directions) != 1 or None in directions or not all(sides):
-        return None
-    if directions == {">"}:
-        sides, relations = sides[::-1], relations[::-1]
-    strict = [relation in "<>" for relation in relations]
-    if len(sides) == 3 and _is_symbol(sides[1]):
-        return sides[1], f"{'(' if strict[0] else '['}{sides[0]},{sides[2]}{')' if strict[1] else ']'}"
-    if len(sides) == 2 and _is_symbol(sides[0]):
-        return sides[0], f"(-\\infty,{sides[1]}{')' if strict[0] else ']'}"
-    if len(sides) == 2 and _is_symbol(sides[1]):
-        return sides[1], f"{'(' if strict[0] else '['}{sides[0]},\\infty)"
-    return None
-
-
-def _is_symbol(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z]|\\[a-z]+", _SUBSCRIPT.sub("", text).strip()))
-
-
 def _equal_ratios(gold: str, answer: str, ask: Ask) -> bool:
     """Ratios are equal when their terms are proportional; a ratio of two numbers equals their quotient."""
-    gold_terms, answer_terms = _split(gold, ":"), _split(answer, ":")
+    gold_terms, answer_terms = parts.split(gold, ":"), parts.split(answer, ":")
     if len(gold_terms) < 2 and len(answer_terms) < 2:
         return False
     if len(gold_terms) == len(answer_terms) > 1:
@@ -328,29 +215,13 @@ def _nonzero(terms: list[str]) -> list[Fraction]:
 
 def _equal_quantities(gold: str, answer: str, ask: Ask) -> bool:
     """A unit may be left out, but not exchanged; a per cent sign may be left out or worked out."""
-    (gold, gold_unit), (answer, answer_unit) = _quantity(gold), _quantity(answer)
+    (gold, gold_unit), (answer, answer_unit) = parts.quantity(gold), parts.quantity(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
     if "%" in (gold_unit, answer_unit) and gold_unit != answer_unit:
         percent, plain = (gold, answer) if gold_unit == "%" else (answer, gold)
         return _equal_formulas(percent, plain, ask) or _equal_formulas(rf"\frac{{{percent}}}{{100}}", plain, ask)
     return _equal_formulas(gold, answer, ask)
-
-
-def _quantity(text: str) -> tuple[str, str]:
-    """Return a value and its unit, "" without one."""
-    if match := re.search(r"\\%$", text):
-        return text[: match.start()].strip(), "%"
-    if match := re.search(r"\^\\circ\s*(?:\\text\s*\{\s*)?([CF]?)\s*\}?$", text):
-        return text[: match.start()].strip(), "degree"
-    match = re.search(r"\\text\s*\{([^{}]*[A-Za-z][^{}]*)\}\s*(\^\s*\{?\d\}?)?$", text) or _WORD_UNITS.search(text)
-    if not match or not text[: match.start()].strip():
-        return text, ""
-    name = re.sub(r"[.~\s]+", " ", match[1]).strip().lower()
-    name = name.removesuffix("s") if len(name) > 2 else name
-    power = re.sub(r"\D", "", match[2] or "") if match.re.groups > 1 else ""
-    unit = _UNIT_NAMES.get(name, name) + power
-    return text[: match.start()].strip(), "" if unit in ("unit", "solution") else unit
 
 
 def _equal_formulas(gold: str, answer: str, ask: Ask) -> bool:
@@ -370,6 +241,11 @@ def _equal_formulas(gold: str, answer: str, ask: Ask) -> bool:
 
 
 def _asked(gold: str, answer: str, ask: Ask) -> bool:
+    """Ask, unless the letters differ in case: A and a are two symbols, but one to math-verify."""
+    letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in (gold, answer)]
+    folded = [{letter.lower() for letter in found} for found in letters]
+    if folded[0] == folded[1] and letters[0] != letters[1]:
+        return False
     verdict = ask(gold, answer)
     if verdict is None:
         raise UndecidedError

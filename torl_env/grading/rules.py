@@ -6,8 +6,8 @@ read off a pair of strings; what they leave is LaTeX that math-verify reads as i
 
 import re
 
-_DELIMITERS = re.compile(r"\\[()\[\]]|(?<!\\)\$")
-_SPACES = re.compile(r"\\[,;:> ]|~|\\q?quad|\\(?:display|text)style(?![a-zA-Z])|\\n(?![a-zA-Z])|\\limits")
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
+_SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad|\\(?:display|text)style(?![a-zA-Z])|\\n(?![a-zA-Z])|\\limits")
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?")
 _FONTS = re.compile(
     r"\\(?:math(?:rm|bf|it|sf|tt|bb|cal|normal)|text(?:bf|it|rm|sf|tt|normal)|mbox|hbox|bm|boldsymbol"

@@ -5,8 +5,8 @@ are signals, which work on the main thread alone and are swallowed elsewhere; a 
 question goes to another process, a clean interpreter and no fork of this one (which may hold an engine and its
 threads), and what does not answer in time is killed and replaced.
 
-Two lanes keep slow questions out of the way of quick ones. Every question starts in the quick lane; one that is not
-answered within `quick_s` gives its place up. It goes on in the patient lane if that has a place, otherwise it is
+Two lanes keep slow questions out of the way of quick ones. Every question starts in the quick lane; one that costs more
+than `quick_s` of processor time gives its place up. It goes on in the patient lane if that has a place, otherwise it is
 killed and asked anew when there is one (`TooSlowError` tells a caller that would rather not wait for that).
 """
 
@@ -81,10 +81,12 @@ class _Worker:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._unread = b""
+        self.asked_at = 0.0  # in `time.monotonic` seconds
         self.pid: int = self._read(time.monotonic() + _START_S)["pid"]
 
     def ask(self, gold: str, answer: str) -> None:
         """Send a question, of which `reply` reads the answer."""
+        self.asked_at = time.monotonic()
         self._channel.settimeout(None)
         self._channel.sendall(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
 
@@ -96,6 +98,28 @@ class _Worker:
             _LostError: if the process died over it.
         """
         return self._read(time.monotonic() + limit_s)["verdict"]
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time used so far, in seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def reply_within_cpu(self, limit_s: float, wall_limit_s: float) -> bool | None:
+        """Return the answer; TimeoutError once it has cost `limit_s` of processor time or `wall_limit_s` of wall time.
+
+        A busy machine makes a simple question slow, but not dear.
+        """
+        deadline = time.monotonic() + wall_limit_s
+        start = self.cpu_s
+        left = limit_s
+        while True:
+            try:
+                return self.reply(min(max(left, 0.01), deadline - time.monotonic()))
+            except TimeoutError:
+                left = limit_s - (self.cpu_s - start)
+                if left <= 0 or time.monotonic() >= deadline:
+                    raise
 
     def kill(self) -> None:
         """End the process, with whatever it may have started."""
@@ -122,8 +146,8 @@ class GradingWorkers:
         patient: threads for those that raised `TooSlowError`.
     """
 
-    def __init__(self, max_workers: int, limit_s: float = 3.0, quick_s: float = 0.1) -> None:
-        """Set the limits, both in wall time for one comparison, not counting the wait for a free worker."""
+    def __init__(self, max_workers: int, limit_s: float = 3.0, quick_s: float = 0.2) -> None:
+        """Set the limits for one comparison: `limit_s` in wall time, `quick_s` in processor time."""
         self.limit_s = limit_s
         self.quick_s = quick_s
         self.num_lost = 0  # questions that ran into `limit_s` or killed their worker: each an unknown verdict
@@ -164,7 +188,7 @@ class GradingWorkers:
                 raise TooSlowError
             held.close()  # from here on another question may use the quick place
             held.callback(self._patient_places.release)
-            return self._wait(worker, self.limit_s - self.quick_s)
+            return self._wait(worker)
 
     def is_equal_patient(self, gold: str, answer: str) -> bool | None:
         """Ask in the patient lane, waiting for a place in it."""
@@ -173,7 +197,7 @@ class GradingWorkers:
                 worker, verdict = self._ask(gold, answer, self.limit_s)
             except _LostError:
                 return self._lost()
-            return verdict if worker is None else self._wait(worker, 0)
+            return verdict if worker is None else self._wait(worker)
 
     def close(self) -> None:
         """End the idle workers and take no more work; one that is busy is ended when its caller has the answer."""
@@ -200,7 +224,7 @@ class GradingWorkers:
             worker = self._take()
             try:
                 worker.ask(gold, answer)
-                verdict = worker.reply(limit_s)
+                verdict = worker.reply_within_cpu(limit_s, self.limit_s)
             except TimeoutError:
                 return worker, None
             except (_LostError, OSError):
@@ -212,10 +236,10 @@ class GradingWorkers:
                 return None, verdict
         raise AssertionError
 
-    def _wait(self, worker: _Worker, limit_s: float) -> bool | None:
-        """Return the reply of a worker that has its question, or end it after `limit_s`."""
+    def _wait(self, worker: _Worker) -> bool | None:
+        """Return the reply of a worker that has its question, or end it when its limit is over."""
         try:
-            verdict = worker.reply(limit_s)
+            verdict = worker.reply(worker.asked_at + self.limit_s - time.monotonic())
         except (_LostError, OSError):  # TimeoutError is one
             worker.kill()
             return self._lost()
