@@ -203,6 +203,21 @@ async def test_a_file_cannot_be_put_outside_the_runs_directory(sandbox: LocalSan
             await sandbox.run("print(1)", 10, files={path: b"x"})
 
 
+async def test_signals_are_as_python_sets_them_whatever_the_owner_ignores() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        sandbox = LocalSandbox(max_concurrent_runs=1)
+        await sandbox.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.signal(signal.SIGINT, before)
+    code = "import signal\nprint(signal.getsignal(signal.SIGINT).__name__)\nsignal.alarm(1)\nsignal.pause()"
+    result = await sandbox.run(code, 10)
+    assert (result.stdout, result.return_code) == ("default_int_handler\n", -signal.SIGALRM)
+    await sandbox.close()
+
+
 async def test_the_time_limit_ends_the_program_and_keeps_what_it_printed(sandbox: LocalSandbox) -> None:
     result = await sandbox.run(FOREVER, 0.5)
     assert (result.status, result.return_code) == (Status.TIME_LIMIT, None)

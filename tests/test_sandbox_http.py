@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextlib
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torl_env.sandbox.types import RunRequest, Tier
 from torl_env.sandbox.wire import BadRequestError, format_request, format_response, parse_request, parse_response
 
 TOKEN = "token of the tests"
+CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
 
 
 async def listen(app: web.Application) -> tuple[web.AppRunner, str]:
@@ -190,31 +193,51 @@ def test_requests_and_results_survive_the_wire() -> None:
         parse_response({})
 
 
-async def test_the_command_serves_says_where_and_checks_itself(tmp_path: Path) -> None:
-    import sys
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[str]:
+    """The command's own server, in a process of its own; it has to end cleanly."""
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", "--max-concurrent-runs", "4"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    assert b"strict tier" in await server.stdout.readline()
+    yield (await server.stdout.readline()).decode().split()[-1].removesuffix("/run_code")
+    server.terminate()
+    assert await asyncio.wait_for(server.wait(), 20) == 0
 
+
+async def check(cases: Path, url: str) -> tuple[int | None, list[str]]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torl_env.sandbox.check", str(cases), "--url", url, "--num-at-once", "8"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode().splitlines()
+
+
+async def test_the_command_serves_says_where_and_is_checked(tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
     cases.write_text(
         '{"id": "right", "code": "print(1)", "expect": {"status": "Success", "out_eq": "1\\n"}}\n'
         '{"id": "wrong", "code": "print(1)", "expect": {"out_eq": "2\\n"}}\n'
     )
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", stdout=asyncio.subprocess.PIPE
-    )
-    assert server.stdout is not None
-    assert b"strict tier" in await server.stdout.readline()
-    url = (await server.stdout.readline()).decode().split()[-1].removesuffix("/run_code")
-    check = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "torl_env.sandbox.check", str(cases), "--url", url), stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await check.communicate()
-    assert check.returncode == 1
-    assert output.decode().splitlines() == [
-        "tier: strict",
-        "MISMATCH wrong: out_eq '2\\n' does not hold for '1\\n'",
-        "2 cases, 1 as expected, 1 mismatches",
-    ]
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
-        assert (response.status, (await response.json())["tier"]) == (200, "strict")
-    server.terminate()
-    assert await asyncio.wait_for(server.wait(), 20) == 0
+    async with served() as url:
+        assert await check(cases, url) == (
+            1,
+            [
+                "tier: strict",
+                "MISMATCH wrong: out_eq '2\\n' does not hold for '1\\n'",
+                "2 cases, 1 as expected, 1 mismatches",
+            ],
+        )
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+            assert (response.status, (await response.json())["tier"]) == (200, "strict")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CASES.exists(), reason="the shared sandbox cases are not part of the repository")
+async def test_all_public_cases_end_as_expected_over_http() -> None:
+    async with served() as url:
+        return_code, lines = await check(CASES, url)
+    assert return_code == 0, lines

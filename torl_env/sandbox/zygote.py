@@ -89,8 +89,18 @@ def start(plan: dict[str, Any], control_fd: int, proc: int | None) -> dict[str, 
     return task
 
 
+def _reset_signals() -> None:
+    """Undo what the owner's parents did to signals: a shell's background jobs, for one, ignore SIGINT."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores these two
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _set_up(plan: dict[str, Any], proc: int | None) -> confine.Setting:
     kernel.set_dumpable(False)
+    _reset_signals()
     abi = kernel.landlock_abi()
     if not abi:
         raise OSError(
