@@ -13,6 +13,7 @@ _NAME = re.compile(
     r"(?:\\(?:angle|triangle|overline|vec|text|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|rho|sigma|tau|omega|"
     r"Delta|Omega|max|min|nu|eta|xi|psi|pi|prime|frac(?=\s*\{[A-Z]{2}\}\s*\{[A-Z]{2}\}))|[A-Za-z(),:|'{}\s]|\^\{?-1\}?)+"
 )
+_HALF_OPEN = re.compile(r"([A-Za-z])\s*(\([^()\[\]]*,[^()\[\]]*\]|\[[^()\[\]]*,[^()\[\]]*\))")
 _SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\w|\\[a-zA-Z]+)")
 _WORD_UNITS = re.compile(
     r"(?:(?<=[\d.})])\s*|(?<=\s))((?:(?<=\s)[a-zA-Z]{3,}|[ckm]m|[km]g|ft|mph|km/h|m/s)(?:\s+[a-zA-Z]{2,})*)$"
@@ -103,7 +104,8 @@ def interval(text: str) -> tuple[str, str] | None:
     relations = [match[0] for match in RELATION.finditer(text)]
     sides = [side.strip() for side in RELATION.split(text)]
     if not relations:
-        return ("", text) if tuple_items(text) else None
+        half_open = _HALF_OPEN.fullmatch(text)  # t(0,4] is no call of a function
+        return (half_open[1], half_open[2]) if half_open else ("", text) if tuple_items(text) else None
     if relations == ["\\in"] and _is_symbol(sides[0]):
         return sides[0], sides[1]
     rising = {"<": "<", "\\leq": "<", ">": ">", "\\geq": ">"}

@@ -49,6 +49,7 @@ _SYNONYMS = [
         (r"\s*(?:\\?%|(?<![a-zA-Z])(?:percentage|percent|pct)(?![a-zA-Z]))", r"\\%"),
     )
 ]
+_GREEK = r"\\(?:pi|alpha|beta|theta|phi|lambda|mu)(?![a-zA-Z])"
 _ROW_BREAK = re.compile(r"(?:\\\\\s*)+(?=\\end\{)")
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
 _CALL = re.compile(rf"(?<![a-zA-Z\\])(sqrt|exp|abs|{_FUNCTIONS})\s*\(")
@@ -69,13 +70,24 @@ def bare(text: str) -> str:
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
     text = _ROW_BREAK.sub("", text)
-    text = text_symbols(text)
-    return strip_ends(text)
+    text = text_symbols(bare_fractions(text))
+    return strip_ends(re.sub(r"^\s*=", "", text))  # "= 5" leaves out what is 5
 
 
 def undouble(text: str) -> str:
     r"""Read a doubled backslash before a letter as one (text escaped twice), unless rows are what it separates."""
     return text if re.search(r"matrix|cases|array|align", text) else re.sub(r"\\\\(?=[a-zA-Z()\[\]{}])", r"\\", text)
+
+
+def bare_fractions(text: str) -> str:
+    r"""Put braces around a Greek letter above or below a fraction bar (\frac\pi 2), and leave \phantom signs out."""
+    text = re.sub(r"\\phantom\s*(?:\{[^{}]*\}|[^\\{}\s])", "", text)
+    text = re.sub(rf"\\frac\s*({_GREEK})\s*(\d|{_GREEK}|\{{)", _braced_numerator, text)
+    return re.sub(rf"(\\frac\s*(?:\d|\{{[^{{}}]*\}}))\s*({_GREEK})", r"\1{\2}", text)
+
+
+def _braced_numerator(match: re.Match[str]) -> str:
+    return rf"\frac{{{match[1]}}}" + (match[2] if match[2] == "{" else f"{{{match[2]}}}")
 
 
 def currency(text: str) -> str:
