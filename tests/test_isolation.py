@@ -12,7 +12,7 @@ from tests.ordinary_user import as_ordinary_user
 from torl_env import LocalSandbox, Status
 from torl_env.sandbox import seccomp
 from torl_env.sandbox.blocking import run_blocking
-from torl_env.sandbox.process import IsolationError
+from torl_env.sandbox.process import IsolationError, Zygote
 from torl_env.sandbox.types import Tier
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
@@ -118,6 +118,21 @@ async def test_the_runners_frames_hold_nothing(sandbox: LocalSandbox) -> None:
         " [o for o in gc.get_objects() if isinstance(o, socket.socket) and o.fileno() >= 0])"
     )
     assert await printed(sandbox, code) == "[] []\n"
+
+
+async def test_fallback_removes_what_a_program_wrote_however_deep_and_locked() -> None:
+    sandbox = LocalSandbox(tier="fallback")
+    code = (
+        "import os\nos.makedirs('a/b'); os.chmod('a', 0)\n"
+        "for _ in range(3000): os.mkdir('d'); os.chdir('d')\nprint('done')"
+    )
+    assert await printed(sandbox, code) == "done\n"
+    (interpreter,) = sandbox._interpreters.values()
+    assert isinstance(interpreter, Zygote)
+    directory = Path(interpreter._base_directory)
+    assert not [path for path in directory.iterdir() if path.name != "matplotlib"]
+    await sandbox.close()
+    assert not directory.exists()
 
 
 async def test_fallback_refuses_subprocesses_by_name() -> None:

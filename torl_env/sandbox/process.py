@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import marshal
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 from torl_env.sandbox.capture import Capture
 from torl_env.sandbox.interpreter import Isolation, start_interpreter
-from torl_env.sandbox.outcome import Ending, fetch, make_result, run_delay_s
+from torl_env.sandbox.outcome import Ending, fetch, make_result, remove_tree, run_delay_s
 from torl_env.sandbox.types import ExecutionResult, RunRequest, Tier
 
 _MAX_FILE_BYTES = 64 * 2**20
@@ -121,7 +120,7 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         if self._base_directory:
-            shutil.rmtree(self._base_directory, ignore_errors=True)
+            remove_tree(self._base_directory)
 
     def _destroy(self) -> None:
         """End a zygote that does not answer."""
@@ -206,7 +205,7 @@ class Zygote:
                 run.close()
                 if self._base_directory:
                     path = f"{self._base_directory}/{run.number}"
-                    await self._loop.run_in_executor(None, lambda: shutil.rmtree(path, ignore_errors=True))
+                    await self._loop.run_in_executor(None, remove_tree, path)
             return make_result(ending, killed_for, stdout, stderr, request, memory_mb, run_s, self.tier, files)
 
     async def _clock(self, run: _Run, timeout_s: float, on_end: Any) -> None:
