@@ -207,12 +207,14 @@ class ProblemSet(Sequence[Problem]):
         return self._fingerprint
 
 
-_NO_WORDING = re.compile(r"[\s;:!?$'\"]+|[.,](?!\d)|\\[,;! ]")
+_NO_WORDING = str.maketrans("", "", " \t\r\n;:!?$'\"")
+_PUNCTUATION = re.compile(r"[.,](?!\d)|\\,")
 
 
 def _question_key(problem: Problem) -> bytes:
     """Return a digest of the question without case, spacing and punctuation; mathematical signs count."""
-    return hashlib.blake2b(_NO_WORDING.sub("", problem.question.lower()).encode(), digest_size=12).digest()
+    text = _PUNCTUATION.sub("", problem.question.lower().translate(_NO_WORDING))
+    return hashlib.blake2b(text.encode(), digest_size=12).digest()
 
 
 def _warn(summary: str, entries: Sequence[str]) -> None:
