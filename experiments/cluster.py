@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ import psutil
 import ray
 
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
+
+_CHATTY_LOGGERS = ("ray.serve", "ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util")
 
 
 @contextlib.contextmanager
@@ -26,7 +29,10 @@ def ray_session(address: str | None) -> Iterator[None]:
     # Serve reads it at import in every process, so it must be there before Ray starts the first one.
     for variable, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    for name in _CHATTY_LOGGERS:
+        # A filter, since Ray sets the levels itself when it starts.
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
         address=joins or "local",
         include_dashboard=None if joins else False,
@@ -34,6 +40,8 @@ def ray_session(address: str | None) -> Iterator[None]:
         logging_level="warning",
     )
     try:
+        # Ray has put its own handler in place, which ends the process without ending what it started.
+        signal.signal(signal.SIGTERM, on_sigterm)
         yield
     finally:
         ray.shutdown()

@@ -27,7 +27,7 @@ def quickstart() -> ToRLConfig:
             lr=3e-4,
             num_problems_per_step=16,
             minibatch_size=128,
-            max_tokens_per_micro_batch=8192,
+            max_tokens_per_micro_batch=2048,
             num_iterations=50,
         )
         .evaluation(evaluation_duration=200)

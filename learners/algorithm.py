@@ -16,7 +16,7 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.core import ALL_MODULES, COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -319,6 +319,17 @@ class ToRL(Algorithm):
         if _STATE_KEY in state:
             self._stream.set_state(state[_STATE_KEY]["stream"])
             self.policy_version = state[_STATE_KEY]["policy_version"]
+
+    @override(Algorithm)
+    def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
+        """Save a checkpoint; learners on this machine write their own shards, from others the state is gathered."""
+        here = ray.get_runtime_context().get_node_id()
+        nodes = self.learner_group.foreach_learner(lambda _: ray.get_runtime_context().get_node_id())
+        if path is None or state is not None or any(node.get() != here for node in nodes):
+            return super().save_to_path(path, state=state, **kwargs)
+        saved = super().save_to_path(path, state=self.get_state(not_components=[COMPONENT_LEARNER_GROUP]), **kwargs)
+        self.learner_group.save_to_path(Path(saved) / COMPONENT_LEARNER_GROUP)
+        return saved
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:

@@ -302,6 +302,13 @@ class ToRLConfig(AlgorithmConfig):
             raise ValueError("`model` is missing. Name a Hugging Face folder or hub name in `.language_model(...)`.")
         if self.dtype not in _DTYPES:
             raise ValueError(f"`dtype` must be one of {_DTYPES}. Received {self.dtype!r}.")
+        if self.dtype == "bfloat16" and self.num_learners < 1:
+            raise ValueError(
+                "`dtype` 'bfloat16' needs `num_learners` >= 1, since mixed precision comes with FSDP. "
+                f"Received {self.num_learners}; use 'float32' for a learner in the driver's process."
+            )
+        if not isinstance(self.lr, float) or self.lr <= 0:
+            raise ValueError(f"`lr` must be a float > 0; schedules are not supported. Received {self.lr!r}.")
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
@@ -342,9 +349,9 @@ class ToRLConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Return the spec of the causal language model."""
-        from learners.rl_module import CausalLMModule
+        from learners.rl_module import causal_lm_spec
 
-        return RLModuleSpec(module_class=CausalLMModule)
+        return causal_lm_spec(self)
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:

@@ -49,6 +49,8 @@ def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:
     [
         ("model_path", None, "`model` is missing"),
         ("dtype", "float16", "`dtype` must be one of"),
+        ("num_learners", 0, "'bfloat16' needs `num_learners` >= 1"),
+        ("lr", [[0, 1e-6]], "`lr` must be a float > 0"),
         ("group_size", 1, "`group_size` must be an integer >= 2. Received 1"),
         ("num_problems_per_step", 0, "`num_problems_per_step` must be an integer >= 1. Received 0"),
         ("minibatch_size", 2.5, "`minibatch_size` must be an integer >= 1. Received 2.5"),
