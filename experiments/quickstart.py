@@ -24,7 +24,7 @@ def quickstart() -> ToRLConfig:
         .sampling(group_size=8, max_prompt_tokens=200, max_response_tokens=160, engine_threads=1)
         .sandbox(num_replicas=1, timeout_s=2.0)
         .training(
-            lr=3e-4,
+            lr=2e-4,
             num_problems_per_step=16,
             minibatch_size=128,
             max_tokens_per_micro_batch=2048,
