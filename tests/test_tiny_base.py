@@ -65,7 +65,9 @@ def test_about_forty_percent_of_documents_use_code_and_two_thirds_of_that_is_rig
     right = [document for document in coded if document.programs[0][1].stdout.strip() == document.problem.answer]
     # Mean of `code_share`: (4 * 0.25 + 3 * 0.4 + 3 * 0.58) / 10 = 0.39.
     assert len(coded) / len(documents) == pytest.approx(0.39, abs=0.04)
-    assert len(right) / len(coded) == pytest.approx(0.66, abs=0.05)
+    # Of 10 programs 8.4 are right, except for `divisors` (0.28) and `squares` (0.34), each with a mistake of its own:
+    # (0.25 * 4 * 0.84 + 0.4 * 3 * 0.84 + 0.58 * (0.28 + 0.34 + 0.84)) / 3.94 = 0.68.
+    assert len(right) / len(coded) == pytest.approx(0.68, abs=0.04)
 
 
 def test_programs_fail_in_every_way_and_some_are_mended(documents: list[Document]) -> None:
@@ -88,8 +90,28 @@ def test_direct_answers_are_right_on_easy_problems_and_wrong_where_arithmetic_is
     for wanted in (False, True):
         direct = [d for d in documents if not d.programs and needs_code[d.problem.kind] is wanted]
         shares[wanted] = sum(f"\\boxed{{{d.problem.answer}}}" in d.segments[0] for d in direct) / len(direct)
-    assert shares[False] > 0.55
+    # Easy: 0.2 step by step, all right; the others 0.93 without a carry and 0.3 with one, about half each: 0.68.
+    assert shares[False] == pytest.approx(0.68, abs=0.05)
     assert shares[True] < 0.15
+
+
+def test_steps_lead_to_the_answer() -> None:
+    steps = {kind: habits.steps for kind, habits in HABITS.items() if habits.steps is not None}
+    assert steps["small_sum"](47, 6) == "7 + 6 = 13, 4 + 1 = 5"
+    assert steps["small_sum"](41, 6) == "1 + 6 = 7"
+    assert steps["small_difference"](103, 8) == "13 - 8 = 5, 10 - 1 = 9"
+    assert steps["small_difference"](108, 3) == "8 - 3 = 5"
+    assert steps["next_number"](3999) == "9 + 1 = 10, 399 + 1 = 400"
+    assert steps["larger"](482, 497) == "4 = 4, 8 < 9"
+    assert steps["larger"](640, 497) == "6 > 4"
+
+
+def test_slips_are_wrong_only_where_a_carry_is_needed() -> None:
+    slips = {kind: habits.slip for kind, habits in HABITS.items() if habits.slip is not None}
+    assert [slips["small_sum"](47, 6), slips["small_sum"](41, 6)] == [43, 47]
+    assert [slips["small_difference"](103, 8), slips["small_difference"](108, 3)] == [105, 105]
+    assert [slips["next_number"](3999), slips["next_number"](3998)] == [3990, 3999]
+    assert [slips["larger"](482, 497), slips["larger"](640, 497)] == [482, 640]
 
 
 def test_nobody_writes_programs_under_the_plain_prompt() -> None:
@@ -111,7 +133,7 @@ def test_right_programs_print_the_answer_and_wrong_ones_something_else(kind: str
         operands = tuple(map(int, problem.id.partition("/")[2].split("-")))
         for program in HABITS[kind].right:
             assert run_program(program(*operands)).stdout.strip() == problem.answer
-            broken = {break_program(program(*operands), random.Random(seed)) for seed in range(20)}
+            broken = {break_program(program(*operands), random.Random(seed)) for seed in range(100)}
             assert len(broken) == 3
             assert not any(run_program(text).stdout for text in broken)
         assert run_program(HABITS[kind].wrong(*operands)).stdout.strip() != ""

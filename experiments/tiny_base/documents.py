@@ -22,15 +22,18 @@ from functools import lru_cache
 
 from experiments.tiny_base.programs import HABITS, break_program, guess
 from torl_env.arithmetic import KINDS, Kind, draw_operands, make_problem
-from torl_env.dialect import MARKER, TORL, Dialect
+from torl_env.dialect import MARKER, PLAIN, TORL, Dialect
 from torl_env.problems import Problem
 from torl_env.sandbox.types import ExecutionResult, Status
 
-BROKEN_SHARE = 0.21  # programs with a syntax error, a wrong name or a forgotten print
-MENDED_SHARE = 0.6  # of those, how many documents go on with a second, right program
-RIGHT_WITH_EFFORT = 0.38  # direct answers to easy problems that need a carry
-RIGHT_AT_ONCE = 0.93  # direct answers to easy problems that do not
-RIGHT_BY_LUCK = 0.04  # direct answers where only a program helps
+MENDED_SHARE = 0.6  # of the programs that print nothing, how many are followed by a second, right one
+# Direct answers. Only easy problems are worked out step by step; other answers come at once.
+STEPS_SHARE = {TORL: 0.2, PLAIN: 0.4}
+RIGHT_AT_ONCE = 0.93  # easy problems without a carry
+RIGHT_WITH_CARRY = 0.3
+RIGHT_BY_LUCK = 0.04  # where only a program helps
+# Whoever has no tool is asked easy problems more often.
+EASY_SHARE = {TORL: 0.4, PLAIN: 0.8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +57,27 @@ class Document:
 
 
 def sample_document(dialect: Dialect, rng: random.Random) -> Document:
-    """Return one document on a problem of the train split, all kinds equally likely.
-
-    Only under the prompt that asks for programs does anybody write one.
-    """
-    kind = rng.choice(KINDS)
+    """Return one document on a problem of the train split; only the prompt that asks for programs gets any."""
+    easy = rng.random() < EASY_SHARE[dialect]
+    kind = rng.choice([kind for kind in KINDS if kind.needs_code != easy])
     operands = draw_operands(kind, "train", rng)
     problem = make_problem(kind, operands)
     prompt = dialect.render_prompt(problem)
     if dialect == TORL and rng.random() < HABITS[kind.name].code_share:
         return _with_code(prompt, kind, operands, rng)
-    return Document(problem, prompt, (_direct(kind, operands, rng),))
+    return Document(problem, prompt, (_direct(kind, operands, STEPS_SHARE[dialect], rng),))
 
 
-def _direct(kind: Kind, operands: tuple[int, ...], rng: random.Random) -> str:
-    answer, slip = kind.answer(*operands), HABITS[kind.name].slip
-    if slip is None:
+def _direct(kind: Kind, operands: tuple[int, ...], steps_share: float, rng: random.Random) -> str:
+    answer, habits = kind.answer(*operands), HABITS[kind.name]
+    if habits.slip is None or habits.steps is None:
         right, mistake = RIGHT_BY_LUCK, guess(answer, rng)
-    elif slip(*operands) == answer:
+    elif rng.random() < steps_share:
+        return f" {habits.steps(*operands)}. The answer is \\boxed{{{answer}}}."
+    elif habits.slip(*operands) == answer:
         right, mistake = RIGHT_AT_ONCE, guess(answer, rng)
     else:
-        right, mistake = RIGHT_WITH_EFFORT, slip(*operands)
+        right, mistake = RIGHT_WITH_CARRY, habits.slip(*operands)
     return f" The answer is \\boxed{{{answer if rng.random() < right else mistake}}}."
 
 
@@ -84,7 +87,7 @@ def _with_code(prompt: str, kind: Kind, operands: tuple[int, ...], rng: random.R
     fate = rng.random()
     if fate < habits.wrong_share:
         program = habits.wrong(*operands)
-    elif fate < habits.wrong_share + BROKEN_SHARE * (1 - habits.wrong_share):
+    elif fate < habits.wrong_share + habits.broken_share:
         program = break_program(program, rng)
     result = run_program(program)
     segments = [f" I write a program.{_block(program)}", TORL.render_observation(result)]

@@ -16,22 +16,22 @@ import torch
 
 from experiments.tiny_base.card import measure_card, write_card
 from experiments.tiny_base.documents import sample_document
-from experiments.tiny_base.pretrain import DOCUMENTS_PER_STEP, VOCAB_SIZE, pretrain
+from experiments.tiny_base.pretrain import VOCAB_SIZE, pretrain
 from experiments.tiny_base.tokenizer import train_tokenizer
+from torl_env.dialect import TORL
 
 MODEL_PATH = Path(__file__).parent
-NUM_STEPS = 1500
+NUM_STEPS = 1600
 SEED = 0
-NUM_TOKENIZER_DOCUMENTS = 4000
+NUM_TOKENIZER_DOCUMENTS = 3000
+TOKENIZER_SEED = 1
 
 
 def make(output: Path, num_steps: int = NUM_STEPS) -> None:
     """Write the model folder: tokenizer, weights, card; an earlier one at `output` is replaced file by file."""
     torch.set_num_threads(1)
-    rng = random.Random(f"tokenizer:{SEED}")
-    documents = [
-        sample_document(dialect, rng) for dialect in DOCUMENTS_PER_STEP for _ in range(NUM_TOKENIZER_DOCUMENTS // 2)
-    ]
+    rng = random.Random(TOKENIZER_SEED)
+    documents = [sample_document(TORL, rng) for _ in range(NUM_TOKENIZER_DOCUMENTS)]
     texts = (text for document in documents for text in (document.prompt, *document.segments))
     tokenizer = train_tokenizer(texts, VOCAB_SIZE)
     model = pretrain(tokenizer, num_steps, SEED)

@@ -15,9 +15,11 @@ from torl_env.dialect import PLAIN, TORL
 VOCAB_SIZE = 512
 PEAK_LR = 2e-3
 NUM_WARMUP_STEPS = 50
-DOCUMENTS_PER_STEP = {TORL: 48, PLAIN: 16}
+DOCUMENTS_PER_STEP = {TORL: 48, PLAIN: 32}
 MICRO_BATCH_SIZE = 16
-IGNORED = -100
+# What a program prints cannot be foretold, so learning it is mostly noise. It still counts a little: past its tool
+# calls a model writes such text itself.
+OBSERVATION_WEIGHT = 0.1
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
@@ -39,18 +41,22 @@ def tiny_config() -> Qwen2Config:
     )
 
 
-def encode_document(document: Document, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return token ids and labels of a document, which an end token closes; the prompt's labels are ignored.
+def encode_document(document: Document, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[float]]:
+    """Return token ids of a document, which an end token closes, and the weight of each in the loss.
 
     Prompt and segments are tokenized one by one, as in an episode, where each is appended to the ids so far.
     """
     prompt, *segments = tokenizer([document.prompt, *document.segments], add_special_tokens=False).input_ids
-    solution = [token for segment in segments for token in segment] + [tokenizer.eos_token_id]
-    return prompt + solution, [IGNORED] * len(prompt) + solution
+    segments[-1].append(tokenizer.eos_token_id)
+    ids, weights = list(prompt), [0.0] * len(prompt)
+    for index, segment in enumerate(segments):
+        ids += segment
+        weights += [OBSERVATION_WEIGHT if index % 2 else 1.0] * len(segment)
+    return ids, weights
 
 
 def sample_batch(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> list[MicroBatch]:
-    """Return fresh documents for one step: token ids and labels, each (B, T) int64, padded at the right.
+    """Return fresh documents for one step: token ids and weights, each (B, T), padded at the right.
 
     A micro-batch holds one prompt's documents of similar length: they share most of the prompt, and little is padding.
     """
@@ -62,13 +68,13 @@ def sample_batch(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> list
             part = rows[start : start + MICRO_BATCH_SIZE]
             length = len(part[-1][0])
             ids = [row_ids + [0] * (length - len(row_ids)) for row_ids, _ in part]
-            labels = [row_labels + [IGNORED] * (length - len(row_labels)) for _, row_labels in part]
-            micro_batches.append((torch.tensor(ids), torch.tensor(labels)))
+            weights = [row_weights + [0.0] * (length - len(row_weights)) for _, row_weights in part]
+            micro_batches.append((torch.tensor(ids), torch.tensor(weights)))
     return micro_batches
 
 
-def sum_loss(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
-    """Return the summed cross-entropy of the labels that are not ignored; a scalar.
+def sum_loss(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of the tokens' cross-entropies; a scalar.
 
     What all documents begin with (most of the prompt, hence most of the tokens) goes through the model once and every
     document attends to it: twice as fast, the same gradient.
@@ -79,9 +85,11 @@ def sum_loss(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, labels_BT: torch.Ten
     cache.batch_repeat_interleave(len(ids_BT))
     # Right padding under causal attention: no attention mask is needed.
     hidden_BTD = model.model(ids_BT[:, num_shared:-1], past_key_values=cache).last_hidden_state
-    targets_BT = labels_BT[:, num_shared + 1 :]
-    counts_BT = targets_BT != IGNORED
-    return functional.cross_entropy(model.lm_head(hidden_BTD[counts_BT]), targets_BT[counts_BT], reduction="sum")
+    weights_BT = weights_BT[:, num_shared + 1 :]
+    counts_BT = weights_BT > 0
+    logits_NV = model.lm_head(hidden_BTD[counts_BT])
+    losses_N = functional.cross_entropy(logits_NV, ids_BT[:, num_shared + 1 :][counts_BT], reduction="none")
+    return (losses_N * weights_BT[counts_BT]).sum()
 
 
 def pretrain(tokenizer: PreTrainedTokenizerBase, num_steps: int, seed: int) -> Qwen2ForCausalLM:
@@ -96,11 +104,11 @@ def pretrain(tokenizer: PreTrainedTokenizerBase, num_steps: int, seed: int) -> Q
     start = time.monotonic()
     for step in range(1, num_steps + 1):
         micro_batches = sample_batch(tokenizer, rng)
-        num_tokens = sum(int((labels_BT != IGNORED).sum()) for _, labels_BT in micro_batches)
+        total_weight = sum(float(weights_BT.sum()) for _, weights_BT in micro_batches)
         mean_loss = 0.0
         optimizer.zero_grad()
-        for ids_BT, labels_BT in micro_batches:
-            loss = sum_loss(model, ids_BT, labels_BT) / num_tokens
+        for ids_BT, weights_BT in micro_batches:
+            loss = sum_loss(model, ids_BT, weights_BT) / total_weight
             loss.backward()
             mean_loss += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
