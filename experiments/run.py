@@ -14,11 +14,14 @@ from experiments.cluster import PeakMemory, ray_session
 from experiments.recipes import apply_settings, get_recipe
 from experiments.run_folder import RunFolder
 from experiments.stopping import StopRequest
-from learners.algorithm import Batch, ToRL
+from learners.algorithm import ToRL
+from learners.batch import Batch
 from learners.config import ToRLConfig
 from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
 from torl_env.arithmetic import needs_code
 from torl_env.problems import ProblemSet
+from torl_env.sandbox.tiers import describe
+from torl_env.sandbox.types import Tier
 
 _PACKAGES = (
     "torl-rllib",
@@ -130,6 +133,9 @@ class Run:
             self.folder.save_state({**self.state, "settings": self.settings})
         before = self.state["before"]
         self._say(report_text.evaluation_line("before training", before))
+        if (sandbox := algo.sandbox_stats()) is not None:
+            for tier in sandbox.tiers:
+                self._say(describe(Tier(tier)))
         self._train(algo, stop)
         if algo.iteration > 0:
             self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
@@ -182,6 +188,7 @@ class Run:
         }
 
     def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
+        sandbox = algo.sandbox_stats()
         summary = {
             **{f"{name}_before": before[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
             **{f"{name}_after": after[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
@@ -189,7 +196,8 @@ class Run:
             "accuracy_per_kind_after": after["accuracy_per_kind"],
             "code_ratio_needed_after": after["code_ratio_needed"],
             "num_evaluation_problems": after["num_problems"],
-            "sandbox_runs": algo.num_sandbox_runs(),
+            "sandbox_runs": sandbox.num_runs if sandbox else None,
+            "sandbox_tiers": sorted(sandbox.tiers) if sandbox else [],
             "programs_executed": algo.num_programs_executed,
             "first_update_s": self.state.get("first_update_s"),
             "wall_s": time.time() - self.started,

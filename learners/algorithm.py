@@ -4,13 +4,11 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pyarrow.fs
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -30,33 +28,16 @@ from ray.rllib.utils.metrics import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from learners import records
-from learners.advantages import group_advantages
+from learners.batch import Batch
 from learners.config import ToRLConfig
-from learners.episodes import EpisodeRecord, SampleResult
-from learners.learner_group import RowRef
-from learners.metrics import combine_sample_metrics, episode_metrics
+from learners.episodes import SampleResult
+from learners.metrics import episode_metrics
 from learners.weight_sync import build_weight_sync
 from torl_env.problems import Problem, ProblemSet, ProblemStream
+from torl_env.sandbox.stats import SandboxStats
 
 ADVANTAGE_TIMER = "advantage_timer"
 _STATE_KEY = "torl"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The episodes of one `sample()` over all runners, group by group in the order of the problems.
-
-    Args:
-        problems: (P,) the problems, one group each.
-        records: P * G records.
-        refs: (P,) references to each group's `list[TokenEpisode]`.
-        metrics: the runners' own figures, combined.
-    """
-
-    problems: Sequence[Problem]
-    records: list[EpisodeRecord]
-    refs: list[ray.ObjectRef]
-    metrics: dict[str, float]
 
 
 class ToRL(Algorithm):
@@ -113,6 +94,7 @@ class ToRL(Algorithm):
             num_replicas=self.config.sandbox_num_replicas,
             max_concurrent_runs=self.config.sandbox_max_concurrent_runs,
             memory_mb=self.config.sandbox_memory_mb,
+            tier=self.config.sandbox_tier,
         )
         if not in_trial:
             return start()
@@ -139,11 +121,12 @@ class ToRL(Algorithm):
                     iteration=iteration,
                 )
             with self._timed("advantage_s", ADVANTAGE_TIMER):
-                advantages = self._advantages(batch)
-                rows = _rows(batch, advantages)
+                advantages = batch.advantages(normalize_std=self.config.normalize_advantages)
             with self._timed("update_s", LEARNER_UPDATE_TIMER):
                 update = self.learner_group.update_rows(
-                    rows, minibatch_size=self.config.minibatch_size, seed=(self.config.seed or 0) + iteration
+                    batch.rows(advantages),
+                    minibatch_size=self.config.minibatch_size,
+                    seed=(self.config.seed or 0) + iteration,
                 )
             with self._timed("sync_s", SYNCH_WORKER_WEIGHTS_TIMER):
                 self.policy_version += 1
@@ -153,9 +136,16 @@ class ToRL(Algorithm):
             self._stream.set_state(stream_state)
             raise
         self.last_batch = batch
-        self._log_step(batch, update.metrics, num_rows=len(rows))
+        self._log_step(batch, update.metrics)
         if records.is_recorded(iteration):
-            self._record(batch, iteration, "train", records.MAX_EPISODES_PER_ITERATION, advantages, update.logp)
+            lines = batch.lines(
+                iteration=iteration,
+                split="train",
+                max_episodes=records.MAX_EPISODES_PER_ITERATION,
+                advantages=advantages,
+                logp=update.logp,
+            )
+            records.append(self._record_dir, lines)
 
     @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
@@ -174,7 +164,10 @@ class ToRL(Algorithm):
         self.last_evaluation = batch
         figures = episode_metrics(batch.records)
         results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, "episode_return_mean": figures["reward_mean"]}}
-        self._record(batch, self.iteration, "evaluation", records.MAX_EPISODES_PER_EVALUATION)
+        lines = batch.lines(
+            iteration=self.iteration, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
+        )
+        records.append(self._record_dir, lines)
         make_callback(
             "on_evaluate_end",
             self.callbacks,
@@ -218,34 +211,16 @@ class ToRL(Algorithm):
         for result in results:
             if result.error:
                 raise RuntimeError(f"A sampler failed:\n{result.error}")
-        batch = _in_order(problems, shares, results, group_size)
+        batch = Batch.gather(problems, shares, results, group_size)
         self.num_programs_executed += sum(len(record.tool_calls) for record in batch.records)
         self.num_response_tokens += sum(record.num_response_tokens for record in batch.records)
         return batch
 
-    def num_sandbox_runs(self) -> int:
-        """Return how many programs ran in all replicas of the sandbox application, as counted there."""
+    def sandbox_stats(self) -> SandboxStats | None:
+        """Return what the replicas of the sandbox application counted; None if the env has a sandbox of its own."""
         from torl_env.sandbox.deployment import sandbox_stats
 
-        return sandbox_stats(self._sandbox_app).num_runs
-
-    def _advantages(self, batch: Batch) -> np.ndarray:
-        """Return (P * G,) float32 advantages, 0 where an episode does not count."""
-        if not any(record.counts for record in batch.records):
-            reasons = sorted({record.stop_reason for record in batch.records})
-            raise RuntimeError(
-                f"None of the {len(batch.records)} episodes of this step says anything about the policy (stop reasons: "
-                f"{', '.join(reasons)}). Check the sandbox and the grader, or `max_prompt_tokens`."
-            )
-        shape = (len(batch.problems), -1)
-        rewards = np.array([record.reward for record in batch.records], np.float32).reshape(shape)
-        counts = np.array([record.counts for record in batch.records]).reshape(shape)
-        return np.concatenate(
-            [
-                group_advantages(rewards_G, counts_G, normalize_std=self.config.normalize_advantages)
-                for rewards_G, counts_G in zip(rewards, counts, strict=True)
-            ]
-        )
+        return None if "sandbox" in self.config.env_config else sandbox_stats(self._sandbox_app)
 
     @contextlib.contextmanager
     def _timed(self, name: str, timer: str) -> Iterator[None]:
@@ -255,7 +230,7 @@ class ToRL(Algorithm):
             yield
         self.metrics.log_value(("timings", name), time.perf_counter() - start, window=1)
 
-    def _log_step(self, batch: Batch, update: dict[str, float], num_rows: int) -> None:
+    def _log_step(self, batch: Batch, update: dict[str, float]) -> None:
         self.metrics.aggregate(
             self.env_runner_group.foreach_env_runner("get_metrics", local_env_runner=False), key=ENV_RUNNER_RESULTS
         )
@@ -264,39 +239,13 @@ class ToRL(Algorithm):
             self.metrics.log_value((ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
         for name, value in update.items():
             self.metrics.log_value((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), value, window=1)
+        if (sandbox := self.sandbox_stats()) is not None:
+            for name, value in sandbox.as_metrics().items():
+                self.metrics.log_value(("sandbox", name), value, window=1)
         num_steps = sum(record.num_turns for record in batch.records if record.counts)
         self.metrics.log_value(
             (LEARNER_RESULTS, ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), num_steps, reduce="lifetime_sum"
         )
-
-    def _record(
-        self,
-        batch: Batch,
-        iteration: int,
-        split: str,
-        max_episodes: int,
-        advantages: np.ndarray | None = None,
-        logp: dict[int, np.ndarray] | None = None,
-    ) -> None:
-        group_size = len(batch.records) // len(batch.problems)
-        num_groups = max(1, max_episodes // group_size)
-        lines = []
-        for group, tokens in enumerate(ray.get(batch.refs[:num_groups])):
-            for sample in range(group_size):
-                row = group * group_size + sample
-                record = batch.records[row]
-                lines.append(
-                    records.episode_line(
-                        record,
-                        tokens[sample],
-                        iteration=iteration,
-                        split=split,
-                        answer=batch.problems[group].answer,
-                        advantage=advantages[row] if advantages is not None and record.counts else None,
-                        logp=logp.get(row) if logp else None,
-                    )
-                )
-        records.append(self._record_dir, lines)
 
     @property
     def _record_dir(self) -> Path:
@@ -369,40 +318,6 @@ def _load_problems(config: AlgorithmConfig, split: str) -> ProblemSet:
     if isinstance(problems, str | Path):
         return ProblemSet.load(problems, split=split)
     return problems if isinstance(problems, ProblemSet) else ProblemSet(problems)
-
-
-def _rows(batch: Batch, advantages: np.ndarray) -> list[RowRef]:
-    group_size = len(batch.records) // len(batch.problems)
-    return [
-        RowRef(
-            ref=batch.refs[row // group_size],
-            index=row % group_size,
-            num_tokens=record.num_tokens,
-            num_response_tokens=record.num_response_tokens,
-            advantage=float(advantages[row]),
-            row_id=row,
-        )
-        for row, record in enumerate(batch.records)
-        if record.counts
-    ]
-
-
-def _in_order(
-    problems: Sequence[Problem], shares: list[list[int]], results: list[SampleResult], group_size: int
-) -> Batch:
-    """Put the groups of all runners back into the order of the problems."""
-    all_records: list[list[EpisodeRecord]] = [[] for _ in problems]
-    refs: list[Any] = [None] * len(problems)
-    for share, result in zip(shares, results, strict=True):
-        for position, group in enumerate(share):
-            all_records[group] = result.records[position * group_size : (position + 1) * group_size]
-            refs[group] = result.refs[position]
-    return Batch(
-        problems=problems,
-        records=[record for group in all_records for record in group],
-        refs=refs,
-        metrics=combine_sample_metrics([result.metrics for result in results]),
-    )
 
 
 def _sample(env_runner: Any, **kwargs: Any) -> SampleResult:

@@ -12,6 +12,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from learners.env_runner import LLMEnvRunner
+from torl_env.sandbox.tiers import TIERS
 
 # These change the distribution sampled from, so the learner's `logp` would no longer be that of the sampler (TRL#6789).
 _REFUSED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -65,6 +66,7 @@ class ToRLConfig(AlgorithmConfig):
         self.sandbox_max_concurrent_runs: int | None = None
         self.sandbox_timeout_s = 5.0
         self.sandbox_memory_mb = 512
+        self.sandbox_tier = "auto"
 
         # training()
         self.lr = 1e-6
@@ -185,6 +187,7 @@ class ToRLConfig(AlgorithmConfig):
         max_concurrent_runs: int | None = NotProvided,
         timeout_s: float = NotProvided,
         memory_mb: int = NotProvided,
+        tier: str = NotProvided,
     ) -> Self:
         """Set the Ray Serve application that runs the model's programs.
 
@@ -195,6 +198,8 @@ class ToRLConfig(AlgorithmConfig):
             max_concurrent_runs: Programs at once per replica; default: a node's cores divided among its replicas.
             timeout_s: Wall-clock limit of one program.
             memory_mb: Memory limit of one program.
+            tier: Isolation that is required ("strict", "fallback", "unisolated"; see docs/sandbox.md). "auto": the best
+                isolated one there is, never unisolated.
         """
         return self._set(
             sandbox_app=app,
@@ -202,6 +207,7 @@ class ToRLConfig(AlgorithmConfig):
             sandbox_max_concurrent_runs=max_concurrent_runs,
             sandbox_timeout_s=timeout_s,
             sandbox_memory_mb=memory_mb,
+            sandbox_tier=tier,
         )
 
     @override(AlgorithmConfig)
@@ -328,6 +334,8 @@ class ToRLConfig(AlgorithmConfig):
             raise ValueError(
                 f"`grad_clip_by` must be 'global_norm', the only one built. Received {self.grad_clip_by!r}."
             )
+        if self.sandbox_tier not in TIERS:
+            raise ValueError(f"`tier` of the sandbox must be one of {TIERS}. Received {self.sandbox_tier!r}.")
         if self.sandbox_num_replicas != "auto" and not (
             isinstance(self.sandbox_num_replicas, int) and self.sandbox_num_replicas >= 1
         ):

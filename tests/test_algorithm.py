@@ -13,7 +13,8 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from experiments.quickstart import quickstart
-from learners.algorithm import Batch, ToRL
+from learners.algorithm import ToRL
+from learners.batch import Batch
 from learners.config import ToRLConfig
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
 
@@ -93,6 +94,7 @@ def test_results_have_rllibs_keys_and_the_papers_figures(algo: ToRL) -> None:
         assert key in sampled
     for key in ("policy_loss", "entropy", "clip_fraction", "grad_norm"):
         assert np.isfinite(learner_figures(result)[key])
+    assert result["sandbox"]["num_runs"] == algo.num_programs_executed
     assert set(result["timings"]) == {"sample_s", "advantage_s", "update_s", "sync_s"}
     assert sampled["num_episodes_lifetime"] == 16 * algo.iteration
     assert result["training_iteration"] == algo.iteration
@@ -101,9 +103,10 @@ def test_results_have_rllibs_keys_and_the_papers_figures(algo: ToRL) -> None:
 def test_there_is_no_other_way_to_run_code_or_decode(algo: ToRL) -> None:
     algo.evaluate()
     assert algo.num_programs_executed > 0
-    assert algo.num_sandbox_runs() == algo.num_programs_executed
-    stats = algo.env_runner_group.foreach_env_runner("stats", local_env_runner=False)
-    assert sum(stat.num_generated_tokens for stat in stats) == algo.num_response_tokens
+    stats = algo.sandbox_stats()
+    assert stats is not None and stats.num_runs == algo.num_programs_executed
+    engines = algo.env_runner_group.foreach_env_runner("stats", local_env_runner=False)
+    assert sum(engine.num_generated_tokens for engine in engines) == algo.num_response_tokens
 
 
 def test_evaluation_is_greedy_on_held_out_problems_and_the_samplers_own_engine(algo: ToRL) -> None:

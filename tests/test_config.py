@@ -60,6 +60,7 @@ def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:
         ("clip_param_high", 0.1, r"`clip_param_high` \(0.1\) must be >= `clip_param` \(0.2\)"),
         ("grad_clip_by", "norm", "`grad_clip_by` must be 'global_norm'"),
         ("sandbox_num_replicas", "many", "'auto' or an integer >= 1. Received 'many'"),
+        ("sandbox_tier", "strictest", "`tier` of the sandbox must be one of"),
         ("num_env_runners", 0, "`num_env_runners` must be >= 1"),
         ("evaluation_num_env_runners", 1, "`evaluation_num_env_runners` must be 0"),
     ],
