@@ -1,4 +1,4 @@
-"""`Batch`: the episodes of one `sample()` over all runners; the driver holds their records, and their tokens by reference."""
+"""`Batch`: the episodes of one `sample()` over all runners: their records, and references to their tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

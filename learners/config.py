@@ -303,6 +303,8 @@ class ToRLConfig(AlgorithmConfig):
         Raises:
             ValueError: naming the setting, its value, the rule and what to do.
         """
+        if not isinstance(self.lr, float) or self.lr <= 0:
+            raise ValueError(f"`lr` must be a float > 0; schedules are not supported. Received {self.lr!r}.")
         super().validate()
         if not self.model_path:
             raise ValueError("`model` is missing. Name a Hugging Face folder or hub name in `.language_model(...)`.")
@@ -313,8 +315,6 @@ class ToRLConfig(AlgorithmConfig):
                 "`dtype` 'bfloat16' needs `num_learners` >= 1, since mixed precision comes with FSDP. "
                 f"Received {self.num_learners}; use 'float32' for a learner in the driver's process."
             )
-        if not isinstance(self.lr, float) or self.lr <= 0:
-            raise ValueError(f"`lr` must be a float > 0; schedules are not supported. Received {self.lr!r}.")
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
