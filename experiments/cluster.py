@@ -12,7 +12,20 @@ import ray
 
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
 
-_CHATTY_LOGGERS = ("ray.serve", "ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util")
+_CHATTY_LOGGERS = (
+    "ray.serve",
+    "ray.rllib.algorithms.algorithm_config",
+    "ray.tune.utils.util",
+    "ray._common.deprecation",  # RLlib warns of its own calls
+    "ray._private.authentication.authentication_token_setup",
+)
+
+
+def quiet_libraries() -> None:
+    """Keep what the libraries say about themselves out of a run's output; their errors stay."""
+    for name in _CHATTY_LOGGERS:
+        # A filter, since Ray sets the levels itself when it starts.
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
 @contextlib.contextmanager
@@ -29,9 +42,6 @@ def ray_session(address: str | None) -> Iterator[None]:
     # Serve reads it at import in every process, so it must be there before Ray starts the first one.
     for variable, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    for name in _CHATTY_LOGGERS:
-        # A filter, since Ray sets the levels itself when it starts.
-        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ray.init(
         address=joins or "local",

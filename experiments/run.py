@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import curves, report_text
-from experiments.cluster import PeakMemory, ray_session
+from experiments.cluster import PeakMemory, quiet_libraries, ray_session
 from experiments.recipes import apply_settings, get_recipe
 from experiments.run_folder import RunFolder
 from experiments.stopping import StopRequest
@@ -68,6 +68,7 @@ class Run:
             ValueError: on an unknown recipe, key or value, an invalid config or a wrong `--restore`.
             FileNotFoundError: if the problems are not there.
         """
+        quiet_libraries()
         make_config: Callable[[], ToRLConfig] = get_recipe(arguments.recipe)
         settings = list(arguments.settings)
         checkpoint, folder, state = None, None, {}

@@ -26,6 +26,7 @@ SMALL = [
     "minibatch_size=16",
     "evaluation_duration=8",
     "checkpoint_interval=1",
+    "num_learners=0",  # one process less to start, in each of these runs; test_algorithm.py has one and two learners
 ]
 MARK = "TORL_TEST_RUN"
 
