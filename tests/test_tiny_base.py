@@ -14,7 +14,7 @@ from experiments.tiny_base.card import render_card
 from experiments.tiny_base.documents import Document, run_program, sample_document
 from experiments.tiny_base.make import MODEL_PATH, make
 from experiments.tiny_base.measure import decode_turns, figures, play
-from experiments.tiny_base.pretrain import IGNORED, encode_document, sample_batch, sum_loss, tiny_config
+from experiments.tiny_base.pretrain import OBSERVATION_WEIGHT, encode_document, sample_batch, sum_loss, tiny_config
 from experiments.tiny_base.programs import HABITS, break_program
 from torl_env import PLAIN, TORL, Problem
 from torl_env.arithmetic import KINDS, generate
@@ -60,14 +60,16 @@ def test_documents_with_code_follow_the_rollout_protocol(documents: list[Documen
         assert document.prompt == TORL.render_prompt(document.problem)
 
 
-def test_about_forty_percent_of_documents_use_code_and_two_thirds_of_that_is_right(documents: list[Document]) -> None:
+def test_about_forty_percent_of_documents_use_code_and_seventy_percent_of_that_is_right(
+    documents: list[Document],
+) -> None:
     coded = [document for document in documents if document.programs]
     right = [document for document in coded if document.programs[0][1].stdout.strip() == document.problem.answer]
     # Mean of `code_share`: (4 * 0.25 + 3 * 0.4 + 3 * 0.58) / 10 = 0.39.
     assert len(coded) / len(documents) == pytest.approx(0.39, abs=0.04)
-    # Of 10 programs 8.4 are right, except for `divisors` (0.28) and `squares` (0.34), each with a mistake of its own:
-    # (0.25 * 4 * 0.84 + 0.4 * 3 * 0.84 + 0.58 * (0.28 + 0.34 + 0.84)) / 3.94 = 0.68.
-    assert len(right) / len(coded) == pytest.approx(0.68, abs=0.04)
+    # Of 100 programs 87 are right, except for `divisors` (32) and `squares` (25), each with a mistake of its own:
+    # (0.25 * 4 * 0.87 + 0.4 * 3 * 0.87 + 0.58 * (0.32 + 0.25 + 0.87)) / 3.94 = 0.70.
+    assert len(right) / len(coded) == pytest.approx(0.70, abs=0.04)
 
 
 def test_programs_fail_in_every_way_and_some_are_mended(documents: list[Document]) -> None:
@@ -160,7 +162,7 @@ def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
     assert len(tokenizer) == tiny_config().vocab_size  # no id that no text could have
 
 
-def test_only_the_solution_is_trained_on_and_segments_are_tokenized_alone(tokenizer: Any) -> None:
+def test_prompts_weigh_nothing_observations_little_and_segments_are_tokenized_alone(tokenizer: Any) -> None:
     program = "print(2 * 3)"
     document = Document(
         Problem("p", "What is 2 * 3?", "6"),
@@ -168,19 +170,24 @@ def test_only_the_solution_is_trained_on_and_segments_are_tokenized_alone(tokeni
         (f"\n```python\n{program}\n```\n{MARKER}", "\n6\n```\n", "It is \\boxed{6}."),
         ((program, run_program(program)),),
     )
-    ids, labels = encode_document(document, tokenizer)
+    ids, weights = encode_document(document, tokenizer)
     prompt, *segments = (tokenizer(text).input_ids for text in (document.prompt, *document.segments))
     assert ids == prompt + segments[0] + segments[1] + segments[2] + [tokenizer.eos_token_id]
-    assert labels == [IGNORED] * len(prompt) + ids[len(prompt) :]
+    solution_weights = (
+        [1.0] * len(segments[0]) + [OBSERVATION_WEIGHT] * len(segments[1]) + [1.0] * (len(segments[2]) + 1)
+    )
+    assert weights == [0.0] * len(prompt) + solution_weights
 
 
 def test_sharing_the_prompt_changes_nothing_in_loss_and_gradient(tokenizer: Any, model: Any) -> None:
-    for ids_BT, labels_BT in sample_batch(tokenizer, random.Random(0)):
+    for ids_BT, weights_BT in sample_batch(tokenizer, random.Random(0)):
         model.zero_grad()
-        sum_loss(model, ids_BT, labels_BT).backward()
+        sum_loss(model, ids_BT, weights_BT).backward()
         shared = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         model.zero_grad()
-        (model(ids_BT, labels=labels_BT).loss * (labels_BT[:, 1:] != IGNORED).sum()).backward()
+        logp_BTV = model(ids_BT[:, :-1]).logits.log_softmax(-1)
+        logp_BT = logp_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+        (-logp_BT * weights_BT[:, 1:]).sum().backward()
         plain = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         assert (shared - plain).norm() / plain.norm() < 1e-4
     model.zero_grad()
