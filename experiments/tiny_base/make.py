@@ -21,7 +21,7 @@ from experiments.tiny_base.tokenizer import train_tokenizer
 from torl_env.dialect import TORL
 
 MODEL_PATH = Path(__file__).parent
-NUM_STEPS = 2000
+NUM_STEPS = 1600
 SEED = 0
 NUM_TOKENIZER_DOCUMENTS = 3000
 TOKENIZER_SEED = 1
