@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,3 +205,19 @@ async def test_all_public_cases_end_as_expected(tier: str, user: str) -> None:
     assert f"tier: {tier}\n" in output, errors
     assert mismatches == (BEYOND_FALLBACK if tier == "fallback" else set()), output
     assert process.returncode == bool(mismatches)
+
+
+def test_an_environment_below_tmp_is_no_obstacle_to_the_strict_tier() -> None:
+    """The private root is built over /tmp, which hides what lies there by path."""
+    package = Path(tempfile.mkdtemp(dir="/tmp")) / "cycler"  # one of the names a program may import
+    package.mkdir()
+    (package / "__init__.py").write_text("MARK = 'from below /tmp'\n")
+    script = (
+        "import asyncio, torl_env\n"
+        "result = asyncio.run(torl_env.LocalSandbox(tier='strict').run('import cycler; print(cycler.MARK)', 10))\n"
+        "print(result.tier, result.stdout, result.stderr)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{package.parent}:{Path(__file__).parent.parent}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    shutil.rmtree(package.parent)
+    assert done.stdout.split("\n")[0] == "strict from below /tmp", done.stdout + done.stderr

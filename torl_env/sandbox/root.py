@@ -5,6 +5,7 @@ Runs once per sandbox interpreter, in its fresh mount namespace, before anything
 
 import contextlib
 import os
+import stat
 from typing import TypedDict
 
 from torl_env.sandbox import kernel
@@ -31,15 +32,16 @@ def enter_private_root(plan: Plan) -> None:
         OSError: if the kernel or a container's policy refuses; the text names the step.
     """
     # Sources are opened first: the new root may hide them, and a path could be exchanged in between.
-    sources = [(os.open(source, os.O_PATH), source, target) for source, target in plan["binds"]]
-    devices = [(os.open(f"/dev/{name}", os.O_PATH), f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    sources = [(os.open(source, os.O_PATH), target) for source, target in plan["binds"]]
+    devices = [(os.open(f"/dev/{name}", os.O_PATH), f"/dev/{name}") for name in _DEVICES]
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", _ROOT, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
     for directory in ("dev", "etc", RUN_DIRECTORY[1:]):
         os.mkdir(f"{_ROOT}/{directory}", 0o755)
-    for fd, source, target in sources + devices:
+    for fd, target in sources + devices:
         where = _ROOT + target
-        _make_mount_point(where, is_directory=os.path.isdir(source))
+        # Asked of the descriptor: by path, what lies under /tmp is hidden by the new root already.
+        _make_mount_point(where, is_directory=stat.S_ISDIR(os.fstat(fd).st_mode))
         kernel.mount(f"/proc/self/fd/{fd}", where, None, kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
         no_devices = 0 if target.startswith("/dev/") else kernel.MS_NODEV
