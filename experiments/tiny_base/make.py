@@ -1,7 +1,7 @@
 """Make the built-in base model from nothing: tokenizer, weights, and a card with what it does before any reward.
 
-How to run: `python -m experiments.tiny_base.make [--output DIR]`, about 20 minutes on one idle core.
-Results to expect: a Hugging Face folder of 0.86M float32 parameters (3.5 MB) with README.md and card.json, whose
+How to run: `python -m experiments.tiny_base.make [--output DIR]`, about 17 minutes on one core.
+Results to expect: a Hugging Face folder of 0.85M float32 parameters (3.4 MB) with README.md and card.json, whose
 figures another run on the same hardware repeats.
 Hardware: CPU; one thread, so that the order of additions and with it the result does not depend on the machine's load.
 """
