@@ -53,7 +53,9 @@ async def test_many_runs_leave_nothing_behind(num_runs: int, tier: str) -> None:
         assert all(result.ok for result in results)
         del results
     after = machinery(sandbox)
-    assert after[:2] == (processes, descriptors)
+    # Fewer descriptors is fine: this process may close one of an earlier test's meanwhile.
+    assert after[0] == processes
+    assert after[1] <= descriptors
     assert after[2] - megabytes < 20
     await sandbox.close()
 
