@@ -59,7 +59,7 @@ def client(loop: asyncio.AbstractEventLoop) -> Iterator[ServeSandbox]:
 
 
 def within(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    return loop.run_until_complete(asyncio.wait_for(coroutine, 60))
+    return loop.run_until_complete(asyncio.wait_for(coroutine, 150))
 
 
 def test_a_program_runs_in_a_replica(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
