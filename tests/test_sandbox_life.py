@@ -1,0 +1,191 @@
+"""The local sandbox's queue, its end, and the deaths of its parts in the middle of a run."""
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from tests.sandbox_processes import FOREVER, programs_of, until, zygote_pid
+from torl_env import ExecutionResult, LocalSandbox, Status
+from torl_env.sandbox.types import Tier
+
+
+@pytest_asyncio.fixture
+async def own_sandbox() -> AsyncIterator[LocalSandbox]:
+    """One for a test that breaks it."""
+    client = LocalSandbox(max_concurrent_runs=2, memory_mb=512)
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def test_a_killed_zygote_is_replaced(own_sandbox: LocalSandbox) -> None:
+    first = zygote_pid(own_sandbox)
+    os.kill(first, signal.SIGKILL)
+    assert (await own_sandbox.run("print(1)", 10)).ok
+    assert zygote_pid(own_sandbox) != first
+
+
+async def test_a_run_whose_zygote_is_killed_is_made_again(own_sandbox: LocalSandbox) -> None:
+    run = asyncio.create_task(own_sandbox.run("import time\ntime.sleep(1)\nprint('done')", 30))
+    await until(lambda: bool(programs_of(own_sandbox)))
+    programs = programs_of(own_sandbox)
+    os.kill(zygote_pid(own_sandbox), signal.SIGKILL)
+    assert (await run).stdout == "done\n"
+    await until(lambda: not any(program.is_running() for program in programs))
+
+
+async def test_a_zygote_that_is_killed_again_and_again_is_a_sandbox_error(own_sandbox: LocalSandbox) -> None:
+    run = asyncio.create_task(own_sandbox.run(FOREVER, 60))
+    for _ in range(2):
+        pid = zygote_pid(own_sandbox)
+        await until(lambda: bool(programs_of(own_sandbox)))
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: run.done() or zygote_pid(own_sandbox) != pid)  # noqa: B023
+    assert (await run).stderr == "SandboxError: the zygote is gone"
+
+
+async def test_a_stuck_zygote_is_noticed_and_replaced(
+    own_sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torl_env.sandbox.process._FORK_TIMEOUT_S", 1.0)
+    (zygote,) = psutil.Process(zygote_pid(own_sandbox)).children()
+    zygote.send_signal(signal.SIGSTOP)
+    assert (await own_sandbox.run("print(1)", 10)).ok
+    assert not zygote.is_running()
+
+
+async def test_a_cancelled_run_is_killed_and_its_slot_is_free() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    await sandbox.start()
+    run = asyncio.create_task(sandbox.run("import time\ntime.sleep(1000)", 1000))
+    await until(lambda: bool(programs_of(sandbox)))
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (await sandbox.run("print(1)", 10)).ok
+    assert programs_of(sandbox) == []
+    await sandbox.close()
+
+
+async def test_runs_queue_and_the_clock_starts_after_the_queue() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    await sandbox.run("1", 10)
+    results = await asyncio.gather(*[sandbox.run("import time\ntime.sleep(0.4)", 0.9) for _ in range(4)])
+    assert all(result.ok for result in results)  # the last one waited for 1.2 s, longer than it may run
+    waits = sorted(result.queue_s for result in results)
+    assert waits[0] < 0.3
+    assert waits[3] > 1.2
+    await sandbox.close()
+
+
+async def test_a_thousand_waiting_runs_cost_no_thread_each(own_sandbox: LocalSandbox) -> None:
+    threads = threading.active_count()
+    runs = [asyncio.create_task(own_sandbox.run(FOREVER, 1000)) for _ in range(1000)]
+    await asyncio.sleep(0)
+    assert threading.active_count() == threads
+    await own_sandbox.close()
+    results = await asyncio.gather(*runs)
+    assert {result.status for result in results} == {Status.SANDBOX_ERROR}
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1, max_queued_runs=1)
+    results = await asyncio.gather(*[sandbox.run(f"print({i})", 10) for i in range(3)])
+    assert [result.stdout for result in results[:2]] == ["0\n", "1\n"]
+    assert results[2].stderr == "SandboxError: overloaded: 1 programs wait already"
+    assert results[2].limit_hit == "queue"
+    assert (await sandbox.run("print(3)", 10)).ok
+    await sandbox.close()
+
+
+async def test_a_check_does_not_wait_in_the_queue() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    runs = [asyncio.create_task(sandbox.run(FOREVER, 1000)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (await sandbox.check(10)).ok
+    await sandbox.close()
+    await asyncio.gather(*runs)
+
+
+async def test_closing_ends_everything() -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=1)
+    run = asyncio.create_task(sandbox.run(FOREVER, 1000))
+    waiting = asyncio.create_task(sandbox.run("print(1)", 10))
+    await asyncio.sleep(0)
+    await sandbox.close()
+    await sandbox.close()
+    closed = ExecutionResult.sandbox_error("the sandbox was closed")
+    assert [(await task).stderr for task in (run, waiting)] == [closed.stderr] * 2
+    assert (await sandbox.run("1", 10)).stderr == "SandboxError: the sandbox is closed"
+    assert sandbox._thread is not None
+    assert not sandbox._thread.is_alive()
+    assert not any(interpreter.alive for interpreter in sandbox._interpreters.values())
+
+
+def test_it_serves_several_event_loops() -> None:
+    sandbox = LocalSandbox()
+    for number in range(2):
+        assert asyncio.run(sandbox.run(f"print({number})", 10)).stdout == f"{number}\n"
+    asyncio.run(sandbox.close())
+
+
+def test_it_pickles_as_its_settings() -> None:
+    copy = pickle.loads(pickle.dumps(LocalSandbox(3, memory_mb=100, max_queued_runs=5, tier="fallback")))
+    assert (copy.max_concurrent_runs, copy.memory_mb, copy.max_queued_runs, copy.tier) == (3, 100, 5, "fallback")
+
+
+async def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match=r"`max_concurrent_runs` \(0\)"):
+        LocalSandbox(max_concurrent_runs=0)
+    with pytest.raises(ValueError, match=r"`memory_mb` \(10\)"):
+        LocalSandbox(memory_mb=10)
+    with pytest.raises(ValueError, match=r"`max_queued_runs` \(-1\)"):
+        LocalSandbox(max_queued_runs=-1)
+    with pytest.raises(ValueError, match=r"`tier` \('best'\) should be one of auto, strict, fallback, unisolated"):
+        LocalSandbox(tier="best")
+    with pytest.raises(ValueError, match=r"`timeout_s` \(0\)"):
+        await LocalSandbox().run("1", 0)
+
+
+async def test_another_system_is_a_sandbox_error_unless_asked_for_unisolated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    result = await LocalSandbox().run("1", 10)
+    assert result.stderr.startswith("SandboxError: isolated programs need Linux and this is darwin; tier='unisolated'")
+    unisolated = LocalSandbox(tier="unisolated")
+    result = await unisolated.run("print(input())", 10, stdin="hi")
+    assert (result.stdout, result.tier) == ("hi\n", Tier.UNISOLATED)
+    result = await unisolated.run("import time\nprint(1)\ntime.sleep(1000)", 1)
+    assert (result.status, result.stdout) == (Status.TIME_LIMIT, "1\n")
+    await unisolated.close()
+
+
+async def test_a_killed_owner_leaves_no_process() -> None:
+    script = (
+        "import asyncio, os\n"
+        "from torl_env import LocalSandbox\n"
+        "async def main():\n"
+        "    sandbox = LocalSandbox()\n"
+        "    await sandbox.start()\n"
+        "    asyncio.ensure_future(sandbox.run('import time; time.sleep(999)', 999))\n"
+        "    print('started', flush=True)\n"
+        "    await asyncio.sleep(1000)\n"
+        "asyncio.run(main())\n"
+    )
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout is not None
+    assert await owner.stdout.readline() == b"started\n"
+    await until(lambda: len(psutil.Process(owner.pid).children(recursive=True)) == 3)  # keeper, zygote, program
+    descendants = psutil.Process(owner.pid).children(recursive=True)
+    owner.kill()
+    await owner.wait()
+    await until(lambda: not any(process.is_running() for process in descendants))
