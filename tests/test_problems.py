@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
+import pyarrow.parquet
 import pytest
 
 from torl_env import Problem, ProblemSet, ProblemStream
@@ -102,9 +104,7 @@ def test_repeated_questions_and_overlap_are_found_and_reported(caplog: pytest.Lo
 
 
 def parquet(path: Path, rows: list[dict]) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet is behind an extra")
-    parquet_files = pytest.importorskip("pyarrow.parquet", reason="Parquet is behind an extra")
-    parquet_files.write_table(pyarrow.Table.from_pylist(rows), path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
@@ -154,7 +154,6 @@ def test_other_layouts_are_mapped_by_name(tmp_path: Path) -> None:
 def test_a_hugging_face_data_set_is_read_from_a_parquet_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets", reason="Hugging Face data sets are behind an extra")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     repository = tmp_path / "repository" / "data"
     repository.mkdir(parents=True)
