@@ -80,6 +80,13 @@ def settable_keys() -> list[str]:
     return sorted(own | set(_RLLIB_KEYS) | set(_ENV_TYPES) | set(_SHORT_NAMES) | {"error_penalty"})
 
 
+def attribute_of(key: str) -> str:
+    """Return the attribute of `ToRLConfig` a key of `--set` changes; "env_config" for those of the environment."""
+    if key in _ENV_TYPES or key == "error_penalty":
+        return "env_config"
+    return _SHORT_NAMES.get(key, key)
+
+
 def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
     """Apply `key=value` texts to the config, each checked against the type of the setting.
 
@@ -101,7 +108,7 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
         elif key in _ENV_TYPES:
             config.environment(env_config={key: _value(key, raw, _ENV_TYPES[key], None)})
         else:
-            name = _SHORT_NAMES.get(key, key)
+            name = attribute_of(key)
             current = getattr(config, name)
             types = _OPTIONAL_TYPES.get(name) or _MIXED_TYPES.get(name) or (type(current),)
             setattr(config, name, _value(key, raw, types, current, optional=name in _OPTIONAL_TYPES))

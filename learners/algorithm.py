@@ -19,9 +19,11 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     ENV_RUNNER_SAMPLING_TIMER,
+    EPISODE_RETURN_MEAN,
     LEARNER_RESULTS,
     LEARNER_UPDATE_TIMER,
     NUM_ENV_STEPS_TRAINED_LIFETIME,
+    NUM_EPISODES,
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
@@ -83,25 +85,20 @@ class ToRL(Algorithm):
             starter.shutdown(wait=False)
 
     def _start_sandbox(self, in_trial: bool) -> bool:
-        """Return whether this algorithm started the application (and so removes it)."""
+        """Return whether this algorithm removes the application in the end: it started it, for itself alone."""
         from torl_env.sandbox.deployment import start_sandbox
 
         if "sandbox" in self.config.env_config:
             return False
-        start = partial(
-            start_sandbox,
-            self._sandbox_app,
-            num_replicas=self.config.sandbox_num_replicas,
-            max_concurrent_runs=self.config.sandbox_max_concurrent_runs,
-            memory_mb=self.config.sandbox_memory_mb,
-            tier=self.config.sandbox_tier,
-        )
+        start = partial(start_sandbox, self._sandbox_app, **sandbox_options(self.config))
         if not in_trial:
             return start()
         # What a Tune trial starts is confined to the trial's placement group, and Serve's controller must not be: a
         # task outside of the group starts it.
         outside = PlacementGroupSchedulingStrategy(placement_group=None)
-        return ray.get(ray.remote(num_cpus=0, scheduling_strategy=outside)(lambda: start()).remote())
+        started = ray.get(ray.remote(num_cpus=0, scheduling_strategy=outside)(lambda: start()).remote())
+        # A named one is for all trials: whichever happened to start it must not take it from those that go on.
+        return started and self.config.sandbox_app is None
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -163,7 +160,8 @@ class ToRL(Algorithm):
         )
         self.last_evaluation = batch
         figures = episode_metrics(batch.records)
-        results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, "episode_return_mean": figures["reward_mean"]}}
+        standard = {NUM_EPISODES: len(batch.records), EPISODE_RETURN_MEAN: figures["reward_mean"]}
+        results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, **standard}}
         lines = batch.lines(
             iteration=self.iteration, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
         )
@@ -311,6 +309,16 @@ class ToRL(Algorithm):
             Path(self._logdir).mkdir(parents=True, exist_ok=True)
         else:
             super()._setup_logdir()
+
+
+def sandbox_options(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return what `.sandbox(...)` says of the application, as `start_sandbox` takes it."""
+    return {
+        "num_replicas": config.sandbox_num_replicas,
+        "max_concurrent_runs": config.sandbox_max_concurrent_runs,
+        "memory_mb": config.sandbox_memory_mb,
+        "tier": config.sandbox_tier,
+    }
 
 
 def _load_problems(config: AlgorithmConfig, split: str) -> ProblemSet:

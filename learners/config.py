@@ -193,7 +193,8 @@ class ToRLConfig(AlgorithmConfig):
 
         Args:
             app: Name of the application. One that runs already is used and left alone; otherwise this algorithm
-                starts it and removes it in the end. None: an application of this algorithm's own.
+                starts it and removes it in the end, except in a Tune trial: there a named one is shared with the other
+                trials, and removing it is left to whoever runs them. None: an application of this algorithm's own.
             num_replicas: Number of replicas, or "auto" for Serve's autoscaling.
             max_concurrent_runs: Programs at once per replica; default: a node's cores divided among its replicas.
             timeout_s: Wall-clock limit of one program.

@@ -1,0 +1,216 @@
+"""What a sweep found: its trials as rows, the tables it prints, and `trials.csv` (`sweep_figure.py` draws).
+
+Everything is read through Tune's own `ResultGrid`, so the same comes out of a sweep that has just ended and of one that
+`Tuner.restore` reads from its folder.
+
+    accuracy   greedy on the held-out problems after the last iteration, with its 95% interval (Wilson's) as a share of
+               that many problems; nothing where a trial failed or was stopped before
+    step_s     mean seconds of a training step, the first left out (sample + advantage + update + sync)
+    final_kl   KL to the base model, mean of the last 5 iterations
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.tune.result import EXPR_PARAM_PICKLE_FILE
+
+from experiments.report_text import number
+from experiments.sweep_grid import label, value_of
+
+# Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
+PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
+_KL_ITERATIONS = 5
+_TIMINGS = ("sample_s", "advantage_s", "update_s", "sync_s")
+_Z_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One trial. Figures that were not measured are NaN.
+
+    Attributes:
+        name: Its place in the grid.
+        values: Key of the grid -> value.
+        status: "done", "failed" or "stopped early".
+        error: Last line of what went wrong, or "".
+        folder: Of the trial.
+        max_tool_calls, kl_coeff, seed, iterations: As they are.
+        accuracy, num_problems, step_s, final_kl: See the module's docstring.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    status: str
+    error: str
+    folder: str
+    max_tool_calls: int
+    kl_coeff: float
+    seed: int
+    iterations: int
+    accuracy: float
+    num_problems: int
+    step_s: float
+    final_kl: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the accuracy."""
+        return wilson(self.accuracy, self.num_problems)
+
+
+def read(results: Any, keys: Sequence[str], num_iterations: int) -> list[TrialRow]:
+    """Return the rows of Tune's `ResultGrid`, trials that never started left out.
+
+    Args:
+        results: `ray.tune.ResultGrid`.
+        keys: of the grid.
+        num_iterations: of a whole trial.
+    """
+    rows = []
+    for result in results:
+        params = Path(result.path or "", EXPR_PARAM_PICKLE_FILE)  # unlike `result.config` there before the first report
+        if params.exists():
+            rows.append(_row(result, cloudpickle.loads(params.read_bytes()), keys, num_iterations))
+    return rows
+
+
+def _row(result: Any, config: Mapping[str, Any], keys: Sequence[str], num_iterations: int) -> TrialRow:
+    history = _history(result)
+    iterations = result.metrics.get("training_iteration", 0)
+    status = "failed" if result.error else "done" if iterations >= num_iterations else "stopped early"
+    evaluation = result.metrics.get("evaluation", {}).get("env_runners", {})
+    return TrialRow(
+        name=label(config, keys),
+        values={key: value_of(config, key) for key in keys},
+        status=status,
+        error=_last_line(result.error),
+        folder=str(result.path),
+        max_tool_calls=config["env_config"]["max_tool_calls"],
+        kl_coeff=config["kl_coeff"],
+        seed=config["seed"],
+        iterations=iterations,
+        accuracy=final_accuracy(result.metrics) if status == "done" else math.nan,
+        num_problems=round(evaluation.get("num_episodes", 0) * (1 - evaluation.get("excluded_ratio", 0))),
+        step_s=mean(sum(row[f"timings/{name}"] for name in _TIMINGS) for row in history[1:] or history),
+        final_kl=mean(row["learners/default_policy/kl"] for row in history[-_KL_ITERATIONS:]),
+    )
+
+
+def final_accuracy(metrics: Mapping[str, Any]) -> float:
+    """Return the held-out accuracy of a result dict, NaN if none was measured in that iteration."""
+    return metrics.get("evaluation", {}).get("env_runners", {}).get("accuracy", math.nan)
+
+
+def wilson(share: float, num: int) -> tuple[float, float]:
+    """Return the 95% interval of a share of `num` independent answers (Wilson, 1927); NaNs if there are none."""
+    if num == 0 or math.isnan(share):
+        return math.nan, math.nan
+    z2 = _Z_95**2
+    middle = share + z2 / (2 * num)
+    half = _Z_95 * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
+    return (middle - half) / (1 + z2 / num), (middle + half) / (1 + z2 / num)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of independent values (Student's t); NaNs below two of them."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    from scipy.stats import t
+
+    middle = mean(values)
+    variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
+    half = t.ppf(0.975, len(values) - 1) * math.sqrt(variance / len(values))
+    return middle - half, middle + half
+
+
+def write_csv(rows: Sequence[TrialRow], path: Path) -> Path:
+    """Write one line per trial."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        keys = [key for key in rows[0].values if key not in ("max_tool_calls", "kl_coeff", "seed")] if rows else []
+        figures = ["status", "iterations", "accuracy", "accuracy_low", "accuracy_high", "num_problems", "step_s"]
+        writer.writerow(["max_tool_calls", "kl_coeff", "seed", *keys, *figures, "final_kl", "folder", "error"])
+        for row in rows:
+            values = [row.max_tool_calls, row.kl_coeff, row.seed, *(row.values[key] for key in keys)]
+            values += [row.status, row.iterations, row.accuracy, *row.interval, row.num_problems, row.step_s]
+            writer.writerow([*values, row.final_kl, row.folder, row.error])
+    return path
+
+
+def tables(rows: Sequence[TrialRow]) -> str:
+    """Return the tables a sweep ends with: every trial, accuracy and step time by C, KL by coefficient."""
+    width = max([len("trial"), *(len(row.name) for row in rows)])
+    lines = [f"{'trial':<{width}}  accuracy  95% interval   step s  final KL  iterations"]
+    for row in rows:
+        low, high = row.interval
+        note = "" if row.status == "done" else f"  {row.status}"
+        lines.append(
+            f"{row.name:<{width}}  {number(row.accuracy):>8}  {number(low):>5} .. {number(high):<5}  "
+            f"{_digits(row.step_s, 2):>6}  {_digits(row.final_kl, 4):>8}  {row.iterations:>10}{note}"
+        )
+    done = [row for row in rows if row.status == "done"]
+    lines += ["", *_by_max_tool_calls(done), "", *_by_kl_coeff(done)]
+    return "\n".join(lines)
+
+
+def _by_max_tool_calls(rows: Sequence[TrialRow]) -> list[str]:
+    lines = ["  C  trials  accuracy  95% interval of the mean  step s  / lowest C   paper's (Table 4)"]
+    first: tuple[int, float] | None = None
+    for calls, group in grouped(rows, lambda row: row.max_tool_calls):
+        accuracies = [row.accuracy for row in group]
+        low, high = mean_interval(accuracies)
+        step_s = mean(row.step_s for row in group)
+        first = first or (calls, step_s)
+        paper = "-"
+        if calls in PAPER_STEP_S and first[0] in PAPER_STEP_S:
+            paper = f"{PAPER_STEP_S[calls]:.0f} s, {PAPER_STEP_S[calls] / PAPER_STEP_S[first[0]]:.2f} x"
+        lines.append(
+            f"{calls:>3}  {len(group):>6}  {number(mean(accuracies)):>8}  {number(low):>15} .. {number(high):<5}  "
+            f"{_digits(step_s, 2):>6}  {_digits(step_s / first[1], 2):>8} x   {paper}"
+        )
+    return lines
+
+
+def _by_kl_coeff(rows: Sequence[TrialRow]) -> list[str]:
+    calls = sorted({row.max_tool_calls for row in rows})
+    lines = ["final KL".rjust(10) + "".join(f"C={value}".rjust(10) for value in calls) + "  accuracy"]
+    for coeff, group in grouped(rows, lambda row: row.kl_coeff):
+        kls = [mean(row.final_kl for row in group if row.max_tool_calls == value) for value in calls]
+        accuracy = number(mean(row.accuracy for row in group))
+        lines.append(f"kl={coeff:g}".rjust(10) + "".join(_digits(kl, 4).rjust(10) for kl in kls) + f"{accuracy:>10}")
+    return lines
+
+
+def _history(result: Any) -> list[dict[str, Any]]:
+    """Return one flat dict per iteration; of one that a restored trial did again, the later."""
+    frame = result.metrics_dataframe
+    if frame is None:
+        return []
+    rows = {row["training_iteration"]: row for row in frame.to_dict("records")}
+    return [rows[iteration] for iteration in sorted(rows)]
+
+
+def grouped(rows: Sequence[TrialRow], key: Callable[[TrialRow], Any]) -> Iterable[tuple[Any, list[TrialRow]]]:
+    """Yield each value of `key`, in order, with the rows that have it."""
+    for value in sorted({key(row) for row in rows}):
+        yield value, [row for row in rows if key(row) == value]
+
+
+def _last_line(error: Any) -> str:
+    lines = [line for line in str(error or "").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _digits(value: float, num: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{num}f}"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, NaN of nothing."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan

@@ -1,0 +1,225 @@
+"""One sweep from its plan to its tables: the steps of `experiments.sweep`."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+
+from experiments import sweep_figure, sweep_results
+from experiments.cluster import quiet_libraries, ray_session
+from experiments.recipes import apply_settings, get_recipe
+from experiments.stopping import StopRequest
+from experiments.sweep_grid import (
+    absolute_paths,
+    at,
+    combinations,
+    num_trials,
+    parse_grid,
+    search_space,
+    trial_name,
+)
+from experiments.sweep_packing import pack
+from experiments.sweep_progress import SweepProgress
+from learners.algorithm import ToRL, sandbox_options
+from learners.config import ToRLConfig
+from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
+
+_STATE = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep is, as `sweep.json` in its folder keeps it.
+
+    Args:
+        recipe: Its name.
+        settings: `key=value` texts for all trials.
+        grid: Key -> the values it takes, as texts.
+        num_iterations: Of a trial.
+        scheduler: "fifo" or "asha".
+        app: Name of the sandbox all trials share.
+    """
+
+    recipe: str
+    settings: list[str]
+    grid: dict[str, list[str]]
+    num_iterations: int
+    scheduler: str
+    app: str
+
+    @classmethod
+    def of_arguments(cls, arguments: argparse.Namespace) -> "Plan":
+        """Return the plan of a new sweep.
+
+        Raises:
+            ValueError: on an unknown recipe, key or value.
+        """
+        settings = absolute_paths(arguments.settings)
+        config = apply_settings(get_recipe(arguments.recipe)(), settings)
+        texts = list(arguments.grid)
+        for key, values in (("kl_coeff", arguments.kl_coeff), ("max_tool_calls", arguments.max_tool_calls)):
+            if values:
+                texts.insert(0, f"{key}={','.join(values)}")
+        if arguments.seeds is not None:
+            if arguments.seeds < 1:
+                raise ValueError(f"`--seeds` must be at least 1. Received {arguments.seeds}.")
+            first = config.seed or 0
+            texts.append(f"seed={','.join(str(first + n) for n in range(arguments.seeds))}")
+        return cls(
+            recipe=arguments.recipe,
+            settings=settings,
+            grid=parse_grid(texts),
+            num_iterations=config.num_iterations if arguments.num_iterations is None else arguments.num_iterations,
+            scheduler=arguments.scheduler or "fifo",
+            app=config.sandbox_app or f"torl-sweep-{uuid4().hex[:8]}",
+        )
+
+    def config(self) -> ToRLConfig:
+        """Return the config all trials start from.
+
+        Raises:
+            ValueError: if a combination of the grid is not valid, or would end without an evaluation.
+        """
+        config = apply_settings(get_recipe(self.recipe)(), self.settings)
+        config.training(num_iterations=self.num_iterations, measure_kl=True)
+        config.sandbox(app=self.app).reporting(run_dir=None).debugging(seed=config.seed or 0)
+        if self.num_iterations < 1:
+            raise ValueError(f"`num_iterations` of a sweep must be at least 1. Received {self.num_iterations}.")
+        interval = config.evaluation_interval or self.num_iterations
+        if self.num_iterations % interval:
+            raise ValueError(
+                f"`evaluation_interval` ({interval}) must divide `num_iterations` ({self.num_iterations}): a trial's "
+                f"accuracy is that after its last iteration."
+            )
+        config.evaluation(evaluation_interval=interval)
+        for point in combinations(self.grid):
+            at(config, point).validate()
+        return config
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A sweep that is about to start or go on: its plan, its folder, and the Ray cluster to join or None."""
+
+    plan: Plan
+    folder: Path
+    restored: bool
+    address: str | None
+
+    @classmethod
+    def prepare(cls, arguments: argparse.Namespace) -> "Sweep":
+        """Check everything that can be checked before anything starts.
+
+        Raises:
+            ValueError: on an unknown recipe, key or value, an invalid combination or a wrong `--restore`.
+        """
+        quiet_libraries()
+        if arguments.restore:
+            folder = arguments.restore.resolve()
+            plan = _restored_plan(arguments, folder)
+        else:
+            plan = Plan.of_arguments(arguments)
+            name = f"sweep-{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+            folder = (arguments.storage_path or Path("runs") / name).resolve()
+            if (folder / _STATE).exists():
+                raise ValueError(
+                    f"`--storage-path {folder}` holds a sweep. Go on with it by --restore, or name another."
+                )
+        plan.config()
+        return cls(plan=plan, folder=folder, restored=bool(arguments.restore), address=arguments.address)
+
+    def execute(self) -> int:
+        """Run the trials and write what they found; return the exit status."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _STATE).write_text(json.dumps(asdict(self.plan), indent=2) + "\n")
+        print(f"sweep folder {self.folder}: {num_trials(self.plan.grid)} trials", flush=True)
+        with StopRequest(), ray_session(self.address):
+            config = self.plan.config()
+            # Here, outside of the trials' placement groups, which would confine Serve's controller to one trial.
+            owned = start_sandbox(self.plan.app, **sandbox_options(config))
+            os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other one greets with a box even when it should be silent
+            try:
+                results = self._tuner(config).fit()
+                return self._report(results)
+            finally:
+                if owned:
+                    stop_sandbox(self.plan.app)
+
+    def _tuner(self, config: ToRLConfig) -> Any:
+        plan = self.plan
+        print(pack(config, num_trials(plan.grid)), flush=True)
+        space = search_space(config, plan.grid)
+        if self.restored and any(self.folder.glob("experiment_state-*.json")):
+            # The space again, since Tune does not keep the objects in it (prompts, classes).
+            return tune.Tuner.restore(str(self.folder), ToRL, resume_errored=True, param_space=space)
+        names = partial(trial_name, keys=list(plan.grid))
+        asha = ASHAScheduler(
+            max_t=plan.num_iterations, grace_period=max(1, plan.num_iterations // 4), time_attr="training_iteration"
+        )
+        return tune.Tuner(
+            ToRL,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric="env_runners/episode_return_mean",
+                mode="max",
+                scheduler=asha if plan.scheduler == "asha" else None,
+                trial_name_creator=names,
+                trial_dirname_creator=names,
+            ),
+            run_config=tune.RunConfig(
+                name=self.folder.name,
+                storage_path=str(self.folder.parent),
+                stop={"training_iteration": plan.num_iterations},
+                callbacks=[SweepProgress(list(plan.grid), num_trials(plan.grid), plan.num_iterations)],
+                checkpoint_config=tune.CheckpointConfig(
+                    checkpoint_frequency=config.checkpoint_interval,
+                    checkpoint_at_end=True,
+                    num_to_keep=config.num_checkpoints_to_keep,
+                ),
+                verbose=0,
+            ),
+        )
+
+    def _report(self, results: Any) -> int:
+        plan = self.plan
+        rows = sweep_results.read(results, list(plan.grid), plan.num_iterations)
+        failed = [row for row in rows if row.status == "failed"]
+        num_left = num_trials(plan.grid) - results.num_terminated - results.num_errors
+        if rows:
+            table = sweep_results.write_csv(rows, self.folder / "trials.csv")
+            picture = sweep_figure.draw(rows, self.folder / "sweep.png")
+            print(f"\n{sweep_results.tables(rows)}\n\ntable   {table}\nfigure  {picture}", flush=True)
+        for row in failed:
+            print(f"FAILED  {row.name}: {row.error}\n        {row.folder}", file=sys.stderr, flush=True)
+        again = f"python -m experiments.sweep {plan.recipe} --restore {self.folder}"
+        if num_left:
+            print(f"{num_left} trials are not done. Go on with: {again}", file=sys.stderr, flush=True)
+            return 128 + signal.SIGINT
+        if failed:
+            print(f"{len(failed)} of {len(rows)} trials failed. Try them again with: {again}", file=sys.stderr)
+        return 1 if failed else 0
+
+
+def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:
+    given = ("max_tool_calls", "kl_coeff", "seeds", "grid", "num_iterations", "scheduler", "storage_path", "settings")
+    for name in given:
+        if getattr(arguments, name) not in (None, []):
+            raise ValueError(
+                "`--restore` goes on with the sweep as it was started; name the recipe and the folder only."
+            )
+    if not (folder / _STATE).exists():
+        raise ValueError(f"`--restore {folder}` is not a sweep's folder: it has no {_STATE}.")
+    plan = Plan(**json.loads((folder / _STATE).read_text()))
+    if plan.recipe != arguments.recipe:
+        raise ValueError(f"`--restore {folder}` is a sweep of {plan.recipe}, not of {arguments.recipe}.")
+    return plan

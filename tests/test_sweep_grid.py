@@ -1,0 +1,76 @@
+"""The grid of a sweep: texts to Tune's search space, and a trial's config back to its place in the grid."""
+
+from pathlib import Path
+
+import pytest
+from ray.tune.search.variant_generator import generate_variants
+
+from experiments.quickstart import quickstart
+from experiments.sweep_grid import absolute_paths, at, combinations, label, num_trials, parse_grid, search_space
+from torl_env.dialect import PLAIN, Dialect
+
+GRID = ["max_tool_calls=0,2", "kl_coeff=0,0.01", "error_penalty=0,-0.5"]
+
+
+def test_tune_gets_every_combination_once() -> None:
+    grid = parse_grid(GRID)
+    variants = [config for _, config in generate_variants(search_space(quickstart(), grid).to_dict())]
+    labels = {label(config, list(grid)) for config in variants}
+    assert labels == {
+        f"C={calls} kl={kl} error_penalty={penalty}"
+        for calls in (0, 2)
+        for kl in ("0", "0.01")
+        for penalty in ("0", "-0.5")
+    }
+    assert len(variants) == num_trials(grid) == len(list(combinations(grid))) == 8
+
+
+def test_without_tool_calls_the_prompt_asks_for_no_program() -> None:
+    grid = parse_grid(["max_tool_calls=0,1"])
+    none, one = (config for _, config in generate_variants(search_space(quickstart(), grid).to_dict()))
+    assert none["env_config"]["dialect"] == PLAIN
+    assert "dialect" not in one["env_config"]
+
+
+def test_a_recipe_keeps_the_prompt_it_brings() -> None:
+    own = Dialect("Q: {problem}\nA:")
+    config = quickstart().environment(env_config={"dialect": own})
+    assert at(config, ["max_tool_calls=0"]).env_config["dialect"] == own
+
+
+def test_a_point_of_the_grid_leaves_the_recipe_as_it_was() -> None:
+    config = quickstart()
+    at(config, ["max_tool_calls=0", "kl_coeff=0.5"])
+    assert config.env_config == quickstart().env_config
+    assert config.kl_coeff == 0.0
+
+
+def test_without_a_grid_there_is_one_trial_named_by_its_seed() -> None:
+    assert num_trials({}) == 1
+    [(_, config)] = generate_variants(search_space(quickstart().debugging(seed=3), {}).to_dict())
+    assert label(config, []) == "seed=3"
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["kl_coeff"], "`--grid` takes key=value1,value2. Received 'kl_coeff'"),
+        (["kl_coeff=0,,1"], "`--grid` takes key=value1,value2"),
+        (["kl_coeff=0", "kl_coeff=1"], "names `kl_coeff` twice"),
+        (["kl_coeff=0,1,0"], "gives `kl_coeff` the same value twice"),
+        (["sandbox_memory_mb=256,512"], "all trials share one sandbox"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_grid(texts)
+
+
+def test_paths_that_are_here_are_found_from_a_trials_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert absolute_paths(["problems=a.jsonl", "kl_coeff=0"]) == [f"problems={tmp_path}/a.jsonl", "kl_coeff=0"]
+    assert absolute_paths(["problems=arithmetic"]) == ["problems=arithmetic"]
+    assert parse_grid(["problems=a.jsonl,arithmetic"]) == {"problems": [f"{tmp_path}/a.jsonl", "arithmetic"]}
