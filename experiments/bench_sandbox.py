@@ -8,8 +8,8 @@ cache. Columns:
     clients       programs asked for at the same time
     p50, p99      milliseconds from the call to its result
     beside        median milliseconds of that which are neither the program's run nor its wait in the queue
-    cpu           CPU milliseconds a program, of the program, its zygote and the caller's own work (ours); of the
-                  interpreter (others)
+    cpu           CPU milliseconds a program: of the program, its zygote, the caller's own work and, through Ray Serve,
+                  all of Ray (ours); of the interpreter alone (others)
     runs/s        programs that ended, by wall time
 """
 
@@ -66,12 +66,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     by_way = {row.way: row for row in reversed(rows)}  # the first line of each, with the fewest clients
-    if "strict" in by_way and "python -c" in by_way:
-        ours, theirs = by_way["strict"], by_way["python -c"]
-        print(
-            f"a new interpreter: {theirs.p50_ms / ours.p50_ms:.0f}x the time and {theirs.cpu_ms / ours.cpu_ms:.0f}x "
-            f"the CPU of a strict run, at {ours.clients} client"
-        )
+    for other in ("python -c", "bwrap"):
+        if "strict" in by_way and other in by_way:
+            ours, theirs = by_way["strict"], by_way[other]
+            print(
+                f"{other}: {theirs.p50_ms / ours.p50_ms:.0f}x the time and {theirs.cpu_ms / ours.cpu_ms:.0f}x the CPU "
+                f"of a strict run, at {ours.clients} client{'s' if ours.clients > 1 else ''}"
+            )
     return 0
 
 
@@ -94,22 +95,28 @@ async def _measure_all(options: argparse.Namespace) -> list[Row]:
     for name, allow in (("strict", False), ("subprocess", True)):
         if name in options.ways:
             way = _local(sandbox, allow)
-            await table(name, way, options.num_runs, options.clients, _cpu_of_this_process_and_zygotes)
+            await table(name, way, options.num_runs, options.clients, _cpu_of_this_process_and_below)
     if "http" in options.ways:
         await _over_http(
-            sandbox, lambda way: table("http", way, options.num_runs, options.clients, _cpu_of_this_process_and_zygotes)
+            sandbox, lambda way: table("http", way, options.num_runs, options.clients, _cpu_of_this_process_and_below)
         )
     await sandbox.close()
     if "handle" in options.ways:
         clients = sorted({*options.clients, 64})
-        await _through_serve(lambda way: table("handle", way, options.num_runs, clients, lambda: 0.0))
+        await _through_serve(
+            lambda way: table("handle", way, options.num_runs, clients, _cpu_of_this_process_and_below)
+        )
     few = [number for number in options.clients if number <= 16]
     new_interpreter = [sys.executable, "-c"]
     if "python -c" in options.ways:
         await table("python -c", _command(new_interpreter), _NEW_INTERPRETER_RUNS, few, _cpu_of_children)
-    if "bwrap" in options.ways and (bwrap := shutil.which("bwrap")):
-        isolated = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--tmpfs", "/tmp", *new_interpreter]
-        await table("bwrap", _command(isolated), _NEW_INTERPRETER_RUNS, few, _cpu_of_children)
+    if "bwrap" in options.ways:
+        if bwrap := shutil.which("bwrap"):
+            places = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+            isolated = [bwrap, "--unshare-all", "--die-with-parent", "--as-pid-1", *places, *new_interpreter]
+            await table("bwrap", _command(isolated), _NEW_INTERPRETER_RUNS, few, _cpu_of_children)
+        else:
+            print("bwrap: not installed (package `bubblewrap`)")
     return rows
 
 
@@ -197,11 +204,14 @@ async def _through_serve(measure: Callable[[Way], Awaitable[None]]) -> None:
     ray.shutdown()
 
 
-def _cpu_of_this_process_and_zygotes() -> float:
-    """CPU seconds so far of the caller and of the interpreters that fork, without the programs they forked."""
+def _cpu_of_this_process_and_below() -> float:
+    """CPU seconds so far of the caller and of the processes beneath it: the interpreters that fork, and Ray's.
+
+    Not of the programs, which have ended: a zygote's own time is without that of its children.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    zygotes = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return usage.ru_utime + usage.ru_stime + sum(times.user + times.system for times in zygotes)
+    below = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return usage.ru_utime + usage.ru_stime + sum(times.user + times.system for times in below)
 
 
 def _cpu_of_children() -> float:

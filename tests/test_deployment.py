@@ -2,11 +2,13 @@
 
 import asyncio
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+import aiohttp
 import psutil
 import pytest
 
@@ -19,12 +21,16 @@ from torl_env.sandbox.deployment import (
     start_sandbox,
     stop_sandbox,
 )
+from torl_env.sandbox.http import HttpSandbox
 from torl_env.sandbox.process import IsolationError
 from torl_env.sandbox.replica import SandboxReplica
 from torl_env.sandbox.stats import SandboxStats
 
 T = TypeVar("T")
 NAME = "sandbox-under-test"
+with socket.socket() as _probe:
+    _probe.bind(("127.0.0.1", 0))
+    HTTP_PORT = _probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def application() -> Iterator[str]:
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="warning")
-        assert start_sandbox(NAME, num_replicas=2, max_concurrent_runs=1)
+        assert start_sandbox(NAME, num_replicas=2, max_concurrent_runs=1, http_port=HTTP_PORT)
         yield NAME
         stop_sandbox(NAME)
         ray.shutdown()
@@ -89,6 +95,30 @@ def test_stats_work_inside_a_running_loop(loop: asyncio.AbstractEventLoop, clien
         return sandbox_stats(NAME)
 
     assert within(loop, ask()).num_runs > 0
+
+
+def test_http_is_answered_by_the_same_replicas(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    async def over_http() -> list[ExecutionResult]:
+        over_http = HttpSandbox(f"http://127.0.0.1:{HTTP_PORT}")
+        calls = [over_http.run(f"print(input(), {i})", 10, stdin="hi") for i in range(20)]
+        results = await asyncio.gather(*calls, over_http.run("1 / 0", 10), over_http.run("while True: pass", 1))
+        await over_http.close()
+        return results
+
+    async def wrong() -> tuple[int, int]:
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"http://127.0.0.1:{HTTP_PORT}/run_code", json={"code": 1}) as bad_body:
+                pass
+            async with session.get(f"http://127.0.0.1:{HTTP_PORT}/elsewhere") as bad_path:
+                return bad_body.status, bad_path.status
+
+    before = sandbox_stats(NAME)
+    *printing, failed, late = within(loop, over_http())
+    assert [(result.stdout, result.tier) for result in printing] == [(f"hi {i}\n", "strict") for i in range(20)]
+    assert failed.stderr.endswith("\nZeroDivisionError: division by zero\n")
+    assert (late.status, late.limit_hit) in ((Status.TIME_LIMIT, "wall"), (Status.TIME_LIMIT, "cpu"))
+    assert sandbox_stats(NAME).num_runs == before.num_runs + 22
+    assert within(loop, wrong()) == (422, 404)
 
 
 def test_a_thousand_waiting_calls_cost_no_thread_each(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:

@@ -53,6 +53,7 @@ async def test_many_runs_leave_nothing_behind(num_runs: int, tier: str) -> None:
         assert all(result.ok for result in results)
         del results
     after = machinery(sandbox)
+    print(f"{num_runs} runs: from {processes} processes, {descriptors} descriptors, {megabytes:.1f} MB to {after}")
     # Fewer descriptors is fine: this process may close one of an earlier test's meanwhile.
     assert after[0] == processes
     assert after[1] <= descriptors
