@@ -108,6 +108,7 @@ class ToRL(Algorithm):
             RuntimeError: if a runner or learner failed, or if no episode of the batch counts.
         """
         iteration = self.iteration + 1
+        start = time.perf_counter()
         stream_state = self._stream.get_state()
         try:
             with self._timed("sample_s", ENV_RUNNER_SAMPLING_TIMER):
@@ -132,6 +133,9 @@ class ToRL(Algorithm):
             # A step that did not end is done again from the same problems.
             self._stream.set_state(stream_state)
             raise
+        step_s = time.perf_counter() - start
+        self.metrics.log_value(("timings", "step_s"), step_s, window=1)
+        self.metrics.log_value(("timings", "tool_idle_share"), batch.metrics["tool_idle_s"] / step_s, window=1)
         self.last_batch = batch
         self._log_step(batch, update.metrics)
         if records.is_recorded(iteration):

@@ -75,6 +75,7 @@ class SamplerClock:
         tool_pending_s            seconds during which at least one program was awaited
         tool_busy_s               seconds of those that the engine spent in steps; tool_overlap_share is the quotient
                                   (1: waiting for tools cost nothing; absent without tool calls)
+        tool_idle_s               the other seconds of tool_pending_s: with nothing to do but to wait for programs
         tool_wait_s_sum           seconds waited for programs, summed over episodes
         grade_s_sum               seconds waited for grading, summed over episodes
         """
@@ -99,6 +100,8 @@ class SamplerClock:
             "engine_threads": after.num_threads,
             "tool_pending_s": self._pending_s,
             "tool_busy_s": self._busy_while_pending_s,
+            # The engine counts a step when it ends: one that was under way when the first program came counts whole.
+            "tool_idle_s": max(0.0, self._pending_s - self._busy_while_pending_s),
             "tool_wait_s_sum": sum(call.wait_s for record in records for call in record.tool_calls),
             "grade_s_sum": self._grade_s,
         }

@@ -95,7 +95,11 @@ def test_results_have_rllibs_keys_and_the_papers_figures(algo: ToRL) -> None:
     for key in ("policy_loss", "entropy", "clip_fraction", "grad_norm"):
         assert np.isfinite(learner_figures(result)[key])
     assert result["sandbox"]["num_runs"] == algo.num_programs_executed
-    assert set(result["timings"]) == {"sample_s", "advantage_s", "update_s", "sync_s"}
+    timings = result["timings"]
+    assert set(timings) == {"sample_s", "advantage_s", "update_s", "sync_s", "step_s", "tool_idle_share"}
+    assert sum(timings[block] for block in ("sample_s", "advantage_s", "update_s", "sync_s")) <= timings["step_s"]
+    assert timings["tool_idle_share"] == pytest.approx(sampled["tool_idle_s"] / timings["step_s"])
+    assert 0 < sampled["tool_idle_s"] <= sampled["tool_pending_s"]
     assert sampled["num_episodes_lifetime"] == 16 * algo.iteration
     assert result["training_iteration"] == algo.iteration
 

@@ -167,31 +167,47 @@ def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
     )
 
 
-def replicas() -> list[psutil.Process]:
-    """Replica processes of the application that runs."""
-    title = f"ray::ServeReplica:{NAME}:"
-    return [process for process in psutil.process_iter(["cmdline"]) if title in "".join(process.info["cmdline"] or ())]
+def busy_replicas(name: str) -> list[psutil.Process]:
+    """Processes of an application's replicas that run a program."""
+    title = f"ray::ServeReplica:{name}:"
+    replicas = [one for one in psutil.process_iter(["cmdline"]) if title in "".join(one.info["cmdline"] or ())]
+    # Beneath a replica: the process that keeps the namespaces, the zygote, and while there is one a program.
+    return [replica for replica in replicas if len(replica.children(recursive=True)) == 3]
 
 
 def test_a_call_in_flight_survives_the_death_of_its_replica(
     loop: asyncio.AbstractEventLoop, client: ServeSandbox
 ) -> None:
-    def busy() -> list[psutil.Process]:
-        # Beneath a replica: the process that keeps the namespaces, the zygote, and while there is one a program.
-        return [process for process in replicas() if len(process.children(recursive=True)) == 3]
-
-    async def kill_its_replica() -> ExecutionResult:
+    async def kill_its_replica() -> tuple[ExecutionResult, list[psutil.Process]]:
         call = asyncio.create_task(client.run("import time\ntime.sleep(2)\nprint('done')", 30))
-        while not busy():
+        while not (busy := busy_replicas(NAME)):
             await asyncio.sleep(0.05)
-        (replica,) = busy()
+        (replica,) = busy
+        below = replica.children(recursive=True)
         replica.kill()
-        return await call
+        return await call, below
 
     started = time.monotonic()
-    result = within(loop, kill_its_replica())
+    result, below = within(loop, kill_its_replica())
     assert result.stdout == "done\n"
     assert time.monotonic() - started < 30
+    assert not any(process.is_running() for process in below)
+
+
+def test_a_call_in_flight_ends_before_its_application_goes(loop: asyncio.AbstractEventLoop, application: str) -> None:
+    assert start_sandbox("going", max_concurrent_runs=1)
+    client = ServeSandbox("going")
+
+    async def stop_meanwhile() -> ExecutionResult:
+        await client.run("1", 10)
+        call = asyncio.create_task(client.run("import time\ntime.sleep(3)\nprint('done')", 30))
+        while not busy_replicas("going"):
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(stop_sandbox, "going")
+        return await call
+
+    assert within(loop, stop_meanwhile()).stdout == "done\n"
+    within(loop, client.close())
 
 
 def test_a_running_application_is_reused(application: str) -> None:

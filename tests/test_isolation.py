@@ -23,6 +23,21 @@ README = Path(__file__).parents[1] / "README.md"
 CHECK = [sys.executable, "-m", "torl_env.sandbox.check", str(CASES), "--num-at-once", "8"]
 # A file system's total size and hidden paths are beyond Landlock; everything else is not.
 BEYOND_FALLBACK = {"fs-22", "fs-29"}
+STAT = ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_ctime_ns", "st_nlink")
+CHANGES = """
+import os
+def fchmod():  # of a file that may be read
+    fd = os.open(os.__file__, os.O_RDONLY)
+    os.fchmod(fd, os.fstat(fd).st_mode & 0o777)
+for change in (
+    lambda: os.chmod(path, 0o777), lambda: os.chown(path, 1, 1), lambda: os.utime(path, (0, 0)), fchmod,
+    lambda: os.truncate(path, 0), lambda: os.open(path, os.O_TRUNC), lambda: os.setxattr(path, 'user.x', b'1'),
+    lambda: os.unlink(path), lambda: os.rename(path, path + '2'), lambda: os.link(path, 'mine'),
+    lambda: open(path, 'a'),
+):
+    try: print('changed', change())
+    except OSError: pass
+"""
 CTYPES = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 
 
@@ -60,6 +75,10 @@ async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
     ("call", "arguments"),
     [
         ("open a file for writing", "257, -100, b'/usr/x', 0o101, 0o644"),
+        ("chmod", "90, b'/etc', 0o755"),
+        ("chmod by another call", "268, -100, b'/etc', 0o755"),
+        ("chmod by a new call", "452, -100, b'/etc', 0o755, 0"),
+        ("truncate", "76, b'/etc/none', 0"),
         ("fork", "57"),
         ("clone a process", "56, 17, 0, 0, 0, 0"),
         ("clone a user namespace", "56, 0x10000000 | 17, 0, 0, 0, 0"),
@@ -84,6 +103,7 @@ async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
         ("perf events", "298, 0, 0, 0, 0, 0"),
         ("a signal by way of a descriptor", "72, 0, 8, 1"),
         ("another user", "105, 0"),
+        ("a lease on a file", "72, 0, 1024, 0"),
         ("a call by the x32 numbers", "0x40000000 + 39"),
         ("a call nobody knows", "999"),
     ],
@@ -91,6 +111,31 @@ async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
 async def test_a_raw_system_call_is_refused(sandbox: LocalSandbox, call: str, arguments: str) -> None:
     assert await printed(sandbox, CTYPES + f"print(libc.syscall({arguments}))") == "-1\n"
+
+
+async def test_nothing_of_a_file_that_is_not_the_programs_can_be_changed(sandbox: LocalSandbox) -> None:
+    """Landlock alone leaves mode, owner, times and attributes to the file's owner, which a program may be."""
+    with tempfile.NamedTemporaryFile(dir=Path(__file__).parent) as file:
+        file.write(b"content")
+        file.flush()
+        os.chmod(file.name, 0o644)
+        before = os.stat(file.name)
+        assert await printed(sandbox, f"path = {file.name!r}\n" + CHANGES) == ""
+        after = os.stat(file.name)
+        assert [getattr(after, name) for name in STAT] == [getattr(before, name) for name in STAT]
+        assert Path(file.name).read_bytes() == b"content"
+
+
+async def test_a_program_cannot_use_up_the_machines_process_ids() -> None:
+    sandbox = LocalSandbox(tier="strict")
+    code = (
+        "import threading, time\nthreading.stack_size(32768)\nnumber = 0\n"
+        "try:\n    while number < 5000:\n"
+        "        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n        number += 1\n"
+        "except RuntimeError as error: print(error)\nprint(number < 5000)"
+    )
+    assert await printed(sandbox, code) == "can't start new thread\nTrue\n"
+    await sandbox.close()
 
 
 async def test_privileges_cannot_be_raised_again(sandbox: LocalSandbox) -> None:
@@ -125,10 +170,7 @@ async def test_the_runners_frames_hold_nothing(sandbox: LocalSandbox) -> None:
 
 async def test_fallback_removes_what_a_program_wrote_however_deep_and_locked() -> None:
     sandbox = LocalSandbox(tier="fallback")
-    code = (
-        "import os\nos.makedirs('a/b'); os.chmod('a', 0)\n"
-        "for _ in range(3000): os.mkdir('d'); os.chdir('d')\nprint('done')"
-    )
+    code = "import os\nos.mkdir('locked', 0)\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nprint('done')"
     assert await printed(sandbox, code) == "done\n"
     (interpreter,) = sandbox._interpreters.values()
     assert isinstance(interpreter, Zygote)
@@ -174,9 +216,11 @@ async def test_auto_takes_fallback_where_namespaces_are_blocked_and_says_why(
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("allow_subprocess", [False, True])
-def test_the_filter_fits_the_kernels_limits(machine: str, allow_subprocess: bool) -> None:
-    program, places = seccomp.build_filter(allow_subprocess=allow_subprocess, machine=machine)
+@pytest.mark.parametrize(("allow_subprocess", "private_root"), [(False, True), (True, True), (False, False)])
+def test_the_filter_fits_the_kernels_limits(machine: str, allow_subprocess: bool, private_root: bool) -> None:
+    program, places = seccomp.build_filter(
+        allow_subprocess=allow_subprocess, private_root=private_root, machine=machine
+    )
     assert len(program) % 8 == 0
     assert len(program) // 8 <= 4096  # BPF_MAXINSNS
     assert bool(places) is not allow_subprocess

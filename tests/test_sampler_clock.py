@@ -39,11 +39,19 @@ def test_overlapping_tool_calls_are_pending_once_and_overlap_with_the_busy_engin
     assert (first.seconds, second.seconds) == (4, 2)
     assert metrics["tool_pending_s"] == 4  # not 6
     assert metrics["tool_busy_s"] == 2
+    assert metrics["tool_idle_s"] == 2  # of the 4 s the engine worked for 2
     assert metrics["tool_overlap_share"] == 0.5
     assert metrics["sample_s"] == 10
     assert metrics["engine_busy_share"] == 0.7  # 7 of 10 s
     assert metrics["engine_steps"] == 4
     assert metrics["num_generated_tokens"] == 20
+
+
+def test_a_step_that_was_under_way_does_not_make_waiting_negative(hands):
+    clock = SamplerClock(lambda: hands.stats)
+    with clock.tool():
+        hands.advance(1, busy_s=3)
+    assert clock.metrics([])["tool_idle_s"] == 0
 
 
 def test_only_answers_are_grading(hands):

@@ -147,10 +147,12 @@ async def test_files_come_in_and_go_out(sandbox: LocalSandbox) -> None:
     names = ("out", "link", "f", "missing", "../out", "/etc/passwd", "d")
     result = await sandbox.run(code, 10, files={"d/in": b"ab"}, fetch_files=names)
     assert result.files == {"out": b"abab"}
+    read = "print(open('a/b').read(), open('c').read())"
+    assert (await sandbox.run(read, 10, files={"./a//b": b"1", "./c": b"2"})).stdout == "1 2\n"
 
 
 async def test_a_file_cannot_be_put_outside_the_runs_directory(sandbox: LocalSandbox) -> None:
-    for path in ("/usr/x", "../x", "a/../../x", ""):
+    for path in ("/usr/x", "../x", "a/../../x", "", ".", "a/", "x" * 256, "a/" * 2000 + "b", "a\0b"):
         with pytest.raises(ValueError, match="paths should lead into the working directory"):
             await sandbox.run("print(1)", 10, files={path: b"x"})
 

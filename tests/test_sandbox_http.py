@@ -3,16 +3,19 @@
 import asyncio
 import base64
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from tests.ordinary_user import as_ordinary_user
 from torl_env import ExecutionResult, LocalSandbox, Status
 from torl_env.sandbox import serve
 from torl_env.sandbox.http import HttpSandbox
@@ -20,6 +23,7 @@ from torl_env.sandbox.types import RunRequest, Tier
 from torl_env.sandbox.wire import BadRequestError, format_request, format_response, parse_request, parse_response
 
 TOKEN = "token of the tests"
+SERVE = [sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", "--max-concurrent-runs", "4"]
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
 
 
@@ -84,6 +88,15 @@ async def test_files_travel_as_base64(server: str) -> None:
         ({"code": "1", "run_timeout": "5"}, "`run_timeout` ('5')"),
         ({"code": "1", "files": {"../x": ""}}, "`files` has the path '../x'"),
         ({"code": "1", "files": {"x": "%"}}, "`files['x']` should be base64"),
+        ({"code": "1", "files": {"\ud800": ""}}, "`files` has the path '\\ud800'"),
+        ({"code": "1", "files": {"x" * 256: ""}}, "paths should lead into the working directory"),
+        ({"code": "1", "files": {"a/": ""}}, "`files` has the path 'a/'"),
+        ({"code": "1", "files": {"./a": "", "a//b": ""}}, "`files` has the path 'a/b' below another file"),
+        ({"code": "1", "fetch_files": ["\ud800"]}, "`fetch_files` has the path '\\ud800'"),
+        ({"code": "1", "fetch_files": ["a\0b"]}, "`fetch_files` has the path"),
+        ({"code": "1", "run_timeout": float("inf")}, "`timeout_s` (inf) should be positive and at most 10,000,000"),
+        ({"code": "1", "cpu_timeout": float("nan")}, "`cpu_timeout_s` (nan)"),
+        ({"code": "1", "memory_limit_MB": 10**30}, "`memory_mb` (1000000000000000000000000000000)"),
         ({"code": "1", "fetch_files": [1]}, "`fetch_files`"),
     ],
 )
@@ -170,16 +183,19 @@ def test_requests_and_results_survive_the_wire() -> None:
         parse_response({})
 
 
-@contextlib.asynccontextmanager
-async def served() -> AsyncIterator[str]:
-    """The command's own server, in a process of its own; it has to end cleanly."""
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", "--max-concurrent-runs", "4"),
-        stdout=asyncio.subprocess.PIPE,
-    )
+async def start_server(command: list[str]) -> tuple[asyncio.subprocess.Process, str]:
+    """Start the command's own server; return its process and where it is."""
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert server.stdout is not None
     assert b"strict tier" in await server.stdout.readline()
-    yield (await server.stdout.readline()).decode().split()[-1].removesuffix("/run_code")
+    return server, (await server.stdout.readline()).decode().split()[-1].removesuffix("/run_code")
+
+
+@contextlib.asynccontextmanager
+async def served(command: list[str] = SERVE) -> AsyncIterator[str]:
+    """A server in a process of its own; it has to end cleanly."""
+    server, url = await start_server(command)
+    yield url
     server.terminate()
     assert await asyncio.wait_for(server.wait(), 20) == 0
 
@@ -212,9 +228,30 @@ async def test_the_command_serves_says_where_and_is_checked(tmp_path: Path) -> N
             assert (response.status, (await response.json())["tier"]) == (200, "strict")
 
 
+async def test_a_killed_server_is_a_sandbox_error_to_each_call_in_flight_and_leaves_no_process() -> None:
+    server, url = await start_server(SERVE)
+    client = HttpSandbox(url, max_attempts=1)
+    calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(6)]  # 4 of them run
+    process = psutil.Process(server.pid)
+    async with asyncio.timeout(20):
+        while len(below := process.children(recursive=True)) < 2 + 4:  # the zygote, its keeper, the programs
+            await asyncio.sleep(0.01)
+    server.kill()
+    results = await asyncio.wait_for(asyncio.gather(*calls), 10)
+    assert [result.status for result in results] == [Status.SANDBOX_ERROR] * 6
+    async with asyncio.timeout(20):
+        while any(one.is_running() for one in below):
+            await asyncio.sleep(0.01)
+    await server.wait()
+    await client.close()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CASES.exists(), reason="the shared sandbox cases are not part of the repository")
-async def test_all_public_cases_end_as_expected_over_http() -> None:
-    async with served() as url:
+@pytest.mark.parametrize("user", ["caller", "ordinary user"])
+async def test_all_public_cases_end_as_expected_over_http(user: str) -> None:
+    if user == "ordinary user" and os.geteuid() != 0:
+        pytest.skip("the caller is an ordinary user")
+    async with served(SERVE if user == "caller" else as_ordinary_user(SERVE)) as url:
         return_code, lines = await check(CASES, url)
     assert return_code == 0, lines

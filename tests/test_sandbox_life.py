@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,13 +34,19 @@ async def test_a_killed_zygote_is_replaced(own_sandbox: LocalSandbox) -> None:
     assert zygote_pid(own_sandbox) != first
 
 
-async def test_a_run_whose_zygote_is_killed_is_made_again(own_sandbox: LocalSandbox) -> None:
-    run = asyncio.create_task(own_sandbox.run("import time\ntime.sleep(1)\nprint('done')", 30))
-    await until(lambda: bool(programs_of(own_sandbox)))
-    programs = programs_of(own_sandbox)
-    os.kill(zygote_pid(own_sandbox), signal.SIGKILL)
+@pytest.mark.parametrize("allow_subprocess", [False, True])
+@pytest.mark.parametrize("killed", ["keeper", "zygote"])
+async def test_a_run_whose_zygote_is_killed_is_made_again(
+    own_sandbox: LocalSandbox, killed: str, allow_subprocess: bool
+) -> None:
+    code = "import time\ntime.sleep(1)\nprint('done')"
+    run = asyncio.create_task(own_sandbox.run(code, 30, allow_subprocess=allow_subprocess))
+    await until(lambda: len(programs_of(own_sandbox)) == 1 + allow_subprocess)  # the program, and its init
+    keeper = psutil.Process(zygote_pid(own_sandbox))
+    below = keeper.children(recursive=True)
+    (keeper if killed == "keeper" else below[0]).kill()
     assert (await run).stdout == "done\n"
-    await until(lambda: not any(program.is_running() for program in programs))
+    await until(lambda: not any(process.is_running() for process in [keeper, *below]))
 
 
 async def test_a_zygote_that_is_killed_again_and_again_is_a_sandbox_error(own_sandbox: LocalSandbox) -> None:
@@ -169,23 +176,27 @@ async def test_another_system_is_a_sandbox_error_unless_asked_for_unisolated(
     await unisolated.close()
 
 
-async def test_a_killed_owner_leaves_no_process() -> None:
+@pytest.mark.parametrize(("tier", "num_below"), [("strict", 3), ("fallback", 2)])  # a keeper, a zygote, a program
+async def test_a_killed_owner_leaves_no_process_and_no_file(tier: str, num_below: int, tmp_path: Path) -> None:
     script = (
-        "import asyncio, os\n"
+        "import asyncio\n"
         "from torl_env import LocalSandbox\n"
         "async def main():\n"
-        "    sandbox = LocalSandbox()\n"
+        f"    sandbox = LocalSandbox(tier={tier!r})\n"
         "    await sandbox.start()\n"
         "    asyncio.ensure_future(sandbox.run('import time; time.sleep(999)', 999))\n"
         "    print('started', flush=True)\n"
         "    await asyncio.sleep(1000)\n"
         "asyncio.run(main())\n"
     )
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), stdout=asyncio.subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
     assert owner.stdout is not None
     assert await owner.stdout.readline() == b"started\n"
-    await until(lambda: len(psutil.Process(owner.pid).children(recursive=True)) == 3)  # keeper, zygote, program
+    await until(lambda: len(psutil.Process(owner.pid).children(recursive=True)) == num_below)
     descendants = psutil.Process(owner.pid).children(recursive=True)
     owner.kill()
     await owner.wait()
     await until(lambda: not any(process.is_running() for process in descendants))
+    assert not list(tmp_path.iterdir())

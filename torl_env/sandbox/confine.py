@@ -18,6 +18,8 @@ from torl_env.sandbox import kernel, root, seccomp
 
 MEBIBYTE = 2**20
 _MAX_PROCESSES = 64  # of an `allow_subprocess` program, threads included
+_MAX_THREADS = 512  # of another program; small ones would use up the machine's process ids
+_MAX_THREADS_OF_ALL = 4096  # of all programs of an ordinary user, whom the kernel counts together
 _MAX_OPEN_FILES = 256
 _MAX_STACK = 64 * MEBIBYTE  # Python's own recursion limit is reached long before
 READY, FAILED = b"+", b"!"
@@ -174,6 +176,10 @@ def _limit(setting: Setting, request: dict[str, Any]) -> None:
     }
     if request["subprocess"]:
         limits[resource.RLIMIT_NPROC] = (_MAX_PROCESSES,) * 2
+    elif setting.first_uid is not None:
+        limits[resource.RLIMIT_NPROC] = (_MAX_THREADS,) * 2
+    elif setting.own_user_namespace:  # else the caller's own processes would count, of which there may be any number
+        limits[resource.RLIMIT_NPROC] = (_MAX_THREADS_OF_ALL,) * 2
     for kind, (soft, hard) in limits.items():
         _, ceiling = resource.getrlimit(kind)
         if ceiling != resource.RLIM_INFINITY:

@@ -40,6 +40,15 @@ msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_
 sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30
 """
 _FOR_SUBPROCESSES = {"execve", "execveat", "fork", "vfork", "tkill"}  # allowed to `allow_subprocess` programs
+# What Landlock does not look at, or not in its first versions: changes to a file that is no write to it, and watching
+# a directory. Denied where the host's file system is not out of reach anyway.
+_BEYOND_LANDLOCK = """
+chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
+utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, truncate 76 45,
+setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
+inotify_add_watch 254 27, openat2 437 437, fchmodat2 452 452
+"""
+_OPEN, _OPENAT, _O_TRUNC, _O_ACCMODE = 2, (257, 56), 0o1000, 0o3
 # Calls on a process: the first argument must be the program itself (or 0 where that means the same).
 _ON_ITSELF = {
     "kill": (62, 129),
@@ -51,8 +60,8 @@ _ON_ITSELF = {
 }
 _ZERO_IS_ITSELF = {"prlimit64", "sched_setaffinity"}
 # A descriptor's owner gets signals by way of the descriptor: F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP;
-# and TIOCSTI, TIOCLINUX type into a terminal.
-_DENIED_COMMANDS = {"fcntl": ((72, 25), (8, 10, 15)), "ioctl": ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C))}
+# F_SETLEASE and F_NOTIFY hold up or watch others' use of a file; TIOCSTI, TIOCLINUX type into a terminal.
+_DENIED_COMMANDS = {"fcntl": ((72, 25), (8, 10, 15, 1024, 1026)), "ioctl": ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C))}
 # Of prctl only what is about the program's own looks: PR_GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, SET_VMA.
 _PRCTL, _PRCTL_ALLOWED = (157, 167), (3, 15, 16, 23, 0x53564D41)
 _CLONE, _SENDTO, _SOCKETPAIR = (56, 220), (44, 206), (53, 199)
@@ -60,8 +69,15 @@ _CLONE, _SENDTO, _SOCKETPAIR = (56, 220), (44, 206), (53, 199)
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
-def build_filter(*, allow_subprocess: bool, machine: str | None = None) -> tuple[bytes, tuple[int, ...]]:
+def build_filter(
+    *, allow_subprocess: bool, private_root: bool = True, machine: str | None = None
+) -> tuple[bytes, tuple[int, ...]]:
     """Return the filter's instructions and where in them the program's process id goes; see `for_process`.
+
+    Args:
+        allow_subprocess: whether processes may be started.
+        private_root: whether the host's files are out of reach; if not, what Landlock does not cover is denied too.
+        machine: the architecture; None for this one.
 
     Raises:
         ValueError: on an architecture whose system calls are not listed here.
@@ -83,8 +99,12 @@ def build_filter(*, allow_subprocess: bool, machine: str | None = None) -> tuple
     # An address on a datagram socket would reach any socket of the same user; only connected streams can be made.
     program += _on_argument(_SENDTO[column], 4, allowed=(0,))
     program += _socketpair(_SOCKETPAIR[column])
+    if not private_root:
+        if column == 0:
+            program += _open(_OPEN, 1)
+        program += _open(_OPENAT[column], 2)
     denied: list[int] = []
-    for line in _DENIED.replace("\n", " ").split(","):
+    for line in (_DENIED if private_root else f"{_DENIED.rstrip()},{_BEYOND_LANDLOCK}").replace("\n", " ").split(","):
         name, *listed = line.split()
         if listed[column] != "-" and not (allow_subprocess and name in _FOR_SUBPROCESSES):
             denied.append(int(listed[column]))
@@ -121,6 +141,14 @@ def _on_argument(
     for value in allowed if allowed is not None else denied:
         body += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, listed)]
     body.append((_RETURN, 0, 0, otherwise))
+    return [(_EQUAL, 0, len(body), number), *body]
+
+
+def _open(number: int, index: int) -> list[_Instruction]:
+    """Deny to empty a file that is opened for reading: Landlock's first two versions take that for reading."""
+    mask = (0x54, 0, 0, _O_TRUNC | _O_ACCMODE)
+    body = [_argument(index), mask, (_EQUAL, 0, 1, _O_TRUNC), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    body.append((_RETURN, 0, 0, _ALLOW))
     return [(_EQUAL, 0, len(body), number), *body]
 
 

@@ -1,8 +1,10 @@
 """What a run of one program returns, and the one method every sandbox client has."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Protocol
 
 
@@ -18,6 +20,10 @@ class Status(StrEnum):
 
 OVERLOAD = "queue"
 """`limit_hit` of a call that was refused because too many programs waited."""
+
+
+_MAX_NUMBER = 10**7  # seconds or megabytes: far above any use, far below what the kernel's numbers hold
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000  # the kernel's limits, less the working directory
 
 
 class Tier(StrEnum):
@@ -60,11 +66,35 @@ class RunRequest:
         """Raise `ValueError` if a number is out of range or a path leads elsewhere."""
         for name in ("timeout_s", "cpu_timeout_s", "memory_mb"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` ({value}) should be positive.")
+            if value is not None and not 0 < value <= _MAX_NUMBER:
+                raise ValueError(f"`{name}` ({value}) should be positive and at most {_MAX_NUMBER:,}.")
         for path in self.files:
-            if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            if not _is_file_name(path):
                 raise ValueError(f"`files` has the path {path!r}; paths should lead into the working directory.")
+        names = {os.path.normpath(path) for path in self.files}
+        for name in names:
+            if any(str(directory) in names for directory in PurePosixPath(name).parents):
+                raise ValueError(f"`files` has the path {name!r} below another file.")
+        for path in self.fetch_files:
+            if not _is_encodable(path):
+                raise ValueError(f"`fetch_files` has the path {path!r}, which no file can have.")
+
+
+def _is_file_name(path: str) -> bool:
+    parts = path.split("/")
+    if not _is_encodable(path) or path.startswith("/") or ".." in parts or parts[-1] in ("", "."):
+        return False
+    return (
+        max(len(os.fsencode(part)) for part in parts) <= _MAX_NAME_BYTES and len(os.fsencode(path)) <= _MAX_PATH_BYTES
+    )
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether a file may have this path: no null character, and no half of a character outside UTF-8."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

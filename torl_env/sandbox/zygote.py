@@ -106,7 +106,8 @@ def _set_up(plan: dict[str, Any], proc: int | None) -> confine.Setting:
         raise OSError(
             "the kernel has no Landlock, or it is not enabled (needs Linux 5.13 and `landlock` among its LSMs)"
         )
-    filters = {allow: seccomp.build_filter(allow_subprocess=allow) for allow in (False, True)}
+    strict = plan["strict"]
+    filters = {allow: seccomp.build_filter(allow_subprocess=allow, private_root=strict) for allow in {False, strict}}
     if not plan["strict"]:
         os.environ["MPLCONFIGDIR"] = plan["base_directory"] + "/matplotlib"
     _warm_up(plan["packages"])
