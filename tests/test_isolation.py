@@ -113,17 +113,17 @@ async def test_a_raw_system_call_is_refused(sandbox: LocalSandbox, call: str, ar
     assert await printed(sandbox, CTYPES + f"print(libc.syscall({arguments}))") == "-1\n"
 
 
-async def test_nothing_of_a_file_that_is_not_the_programs_can_be_changed(sandbox: LocalSandbox) -> None:
+async def test_nothing_of_a_file_that_is_not_the_programs_can_be_changed(sandbox: LocalSandbox, tmp_path: Path) -> None:
     """Landlock alone leaves mode, owner, times and attributes to the file's owner, which a program may be."""
-    with tempfile.NamedTemporaryFile(dir=Path(__file__).parent) as file:
-        file.write(b"content")
-        file.flush()
-        os.chmod(file.name, 0o644)
-        before = os.stat(file.name)
-        assert await printed(sandbox, f"path = {file.name!r}\n" + CHANGES) == ""
-        after = os.stat(file.name)
-        assert [getattr(after, name) for name in STAT] == [getattr(before, name) for name in STAT]
-        assert Path(file.name).read_bytes() == b"content"
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    for path in (file, *list(file.parents)[:3]):  # as far as pytest made them
+        path.chmod(0o755)
+    before = file.stat()
+    assert await printed(sandbox, f"path = {str(file)!r}\n" + CHANGES) == ""
+    after = file.stat()
+    assert [getattr(after, name) for name in STAT] == [getattr(before, name) for name in STAT]
+    assert file.read_bytes() == b"content"
 
 
 async def test_a_program_cannot_use_up_the_machines_process_ids() -> None:
@@ -249,6 +249,15 @@ async def test_all_public_cases_end_as_expected(tier: str, user: str) -> None:
     assert f"tier: {tier}\n" in output, errors
     assert mismatches == (BEYOND_FALLBACK if tier == "fallback" else set()), output
     assert process.returncode == bool(mismatches)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="the caller is an ordinary user")
+def test_an_ordinary_users_programs_can_do_no_more_than_roots() -> None:
+    others = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not public_cases"]
+    command = as_ordinary_user([*others, "-m", "not slow"])
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_environment_below_tmp_is_no_obstacle_to_the_strict_tier() -> None:
