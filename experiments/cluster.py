@@ -28,6 +28,24 @@ def quiet_libraries() -> None:
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
+def in_job() -> bool:
+    """Return whether this process was submitted with `ray job submit`: its working directory is a temporary copy."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def num_nodes() -> int:
+    """Return the number of machines of the cluster this process is connected to."""
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def remove_leftover(app: str) -> None:
+    """Remove the Serve application a killed run has left in the cluster, if there is one."""
+    from ray import serve
+
+    if app in serve.status().applications:
+        serve.delete(app)
+
+
 @contextlib.contextmanager
 def ray_session(address: str | None) -> Iterator[None]:
     """Have Ray for the block.
@@ -38,7 +56,7 @@ def ray_session(address: str | None) -> Iterator[None]:
     Args:
         address: as in `ray.init`, or None.
     """
-    joins = address or ("auto" if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else None)
+    joins = address or ("auto" if in_job() else None)
     # Serve reads it at import in every process, so it must be there before Ray starts the first one.
     for variable, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)

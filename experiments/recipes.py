@@ -9,15 +9,40 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from experiments.quickstart import quickstart, quickstart_no_tool
 from experiments.smollm2 import smollm2_gsm8k
+from experiments.torl_math import (
+    torl_math_1_5b,
+    torl_math_1_5b_c2,
+    torl_math_1_5b_error_penalty,
+    torl_math_1_5b_no_tool,
+    torl_math_7b,
+    torl_math_7b_c2,
+    torl_math_7b_error_penalty,
+    torl_math_7b_no_tool,
+    torl_math_lora,
+)
 from learners.config import ToRLConfig
 from torl_env.rewards import Reward
 
 RECIPES: dict[str, Callable[[], ToRLConfig]] = {
-    recipe.__name__: recipe for recipe in (quickstart, quickstart_no_tool, smollm2_gsm8k)
+    recipe.__name__: recipe
+    for recipe in (
+        quickstart,
+        quickstart_no_tool,
+        torl_math_1_5b,
+        torl_math_1_5b_no_tool,
+        torl_math_1_5b_c2,
+        torl_math_1_5b_error_penalty,
+        torl_math_7b,
+        torl_math_7b_no_tool,
+        torl_math_7b_c2,
+        torl_math_7b_error_penalty,
+        torl_math_lora,
+        smollm2_gsm8k,
+    )
 }
 
 # RLlib's own settings that mean something here; every setting of `ToRLConfig` itself is added below.
-_RLLIB_KEYS = (
+RLLIB_KEYS = (
     "lr",
     "grad_clip",
     "minibatch_size",
@@ -77,7 +102,9 @@ def get_recipe(name: str) -> Callable[[], ToRLConfig]:
 def settable_keys() -> list[str]:
     """Return the keys `--set` takes, sorted."""
     own = set(vars(ToRLConfig())) - set(vars(AlgorithmConfig())) - {"num_iterations", "run_dir"}
-    return sorted(own | set(_RLLIB_KEYS) | set(_ENV_TYPES) | set(_SHORT_NAMES) | {"error_penalty"})
+    return sorted(
+        own | set(RLLIB_KEYS) | set(_ENV_TYPES) | set(_SHORT_NAMES) | {"error_penalty", "evaluation_problems"}
+    )
 
 
 def attribute_of(key: str) -> str:
@@ -91,7 +118,8 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
     """Apply `key=value` texts to the config, each checked against the type of the setting.
 
     Keys are the attributes of `ToRLConfig`, the environment's `problems` and `max_tool_calls`, `error_penalty` of the
-    reward, and `model` and `tokenizer` as in `.language_model(...)`. "none" unsets a setting that may be unset.
+    reward, `evaluation_problems`, and `model` and `tokenizer` as in `.language_model(...)`. "none" unsets a setting
+    that may be unset.
 
     Raises:
         ValueError: on a text without "=", an unknown key (naming the nearest ones) or a value of another type.
@@ -105,6 +133,8 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
             raise ValueError(f"There is no setting {key!r}. {_did_you_mean(key, settable_keys())}")
         if key == "error_penalty":
             config.environment(env_config={"reward": Reward(error_penalty=_value(key, raw, (float,), None))})
+        elif key == "evaluation_problems":
+            config.evaluation(evaluation_config={"env_config": {"problems": _value(key, raw, (str,), None)}})
         elif key in _ENV_TYPES:
             config.environment(env_config={key: _value(key, raw, _ENV_TYPES[key], None)})
         else:
@@ -112,6 +142,7 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
             current = getattr(config, name)
             types = _OPTIONAL_TYPES.get(name) or _MIXED_TYPES.get(name) or (type(current),)
             setattr(config, name, _value(key, raw, types, current, optional=name in _OPTIONAL_TYPES))
+    config.resolve_paths()
     return config
 
 

@@ -2,16 +2,17 @@
 
 import argparse
 import contextlib
+import hashlib
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from experiments import curves, report_text
-from experiments.cluster import PeakMemory, quiet_libraries, ray_session
-from experiments.recipes import apply_settings, get_recipe
+from experiments.cluster import PeakMemory, in_job, num_nodes, quiet_libraries, ray_session, remove_leftover
+from experiments.launch import load_problems, resolve
 from experiments.run_folder import RunFolder
 from experiments.stopping import StopRequest
 from learners.algorithm import ToRL
@@ -19,7 +20,6 @@ from learners.batch import Batch
 from learners.config import ToRLConfig
 from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
 from torl_env.arithmetic import needs_code
-from torl_env.problems import ProblemSet
 from torl_env.sandbox.tiers import describe
 from torl_env.sandbox.types import Tier
 
@@ -49,6 +49,9 @@ class Run:
         checkpoint: What it goes on from, or None.
         address: The Ray cluster to join, or None.
         started: Unix time of the command's start.
+        state: What run.json has, or will have.
+        is_default_folder: Nobody named the folder.
+        own_sandbox: The sandbox's application, where it is this run's alone.
     """
 
     recipe: str
@@ -58,7 +61,9 @@ class Run:
     checkpoint: Path | None
     address: str | None
     started: float
-    state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any]
+    is_default_folder: bool
+    own_sandbox: str | None
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace, started: float) -> "Run":
@@ -69,52 +74,40 @@ class Run:
             FileNotFoundError: if the problems are not there.
         """
         quiet_libraries()
-        make_config: Callable[[], ToRLConfig] = get_recipe(arguments.recipe)
-        settings = list(arguments.settings)
-        checkpoint, folder, state = None, None, {}
-        if arguments.restore:
-            if arguments.storage_path:
-                raise ValueError("`--restore` goes on in the run's own folder; leave `--storage-path` out.")
-            folder, checkpoint = RunFolder.of_checkpoint(arguments.restore)
-            state = folder.state
-            if state["recipe"] != arguments.recipe:
-                raise ValueError(f"`--restore {folder.path}` is a run of {state['recipe']}, not of {arguments.recipe}.")
-            settings = state["settings"] + settings
-        config = apply_settings(make_config(), settings)
-        seed = arguments.seed if arguments.seed is not None else state.get("seed", config.seed or 0)
-        config.debugging(seed=seed)
-        if arguments.num_iterations is not None:
-            config.training(num_iterations=arguments.num_iterations)
-        sets = {}
-        for split, problems in (("train", config.env_config), ("test", _evaluation_env_config(config))):
-            if isinstance(problems["problems"], str | Path):
-                sets[split] = ProblemSet.load(problems["problems"], split=split)
-        if len(sets) == 2:
-            sets["train"].report_overlap(sets["test"])
-        config.copy().validate()
-        if folder is None:
-            name = f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-            folder = RunFolder(arguments.storage_path or Path("runs") / name)
-            if (folder.path / "run.json").exists():
-                raise ValueError(
-                    f"`--storage-path {folder.path}` holds a run. Go on with it by --restore, or name another."
-                )
-        config.reporting(run_dir=str(folder.path))
+        launch = resolve(arguments)
+        load_problems(launch.config)
+        folder = RunFolder(launch.path)
+        folder.claim()
+        config = launch.config.reporting(run_dir=str(folder.path))
+        own_sandbox = None
+        if config.sandbox_app is None:
+            # By the folder, so that a run which was killed finds, and removes, what it left in the cluster.
+            own_sandbox = f"torl-sandbox-{hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]}"
+            config.sandbox(app=own_sandbox)
         return cls(
-            recipe=arguments.recipe,
+            recipe=launch.recipe,
             config=config,
-            settings=settings,
+            settings=launch.settings,
             folder=folder,
-            checkpoint=checkpoint,
+            checkpoint=launch.checkpoint,
             address=arguments.address,
             started=started,
-            state=state or {"recipe": arguments.recipe, "settings": settings, "seed": seed},
+            state=launch.state,
+            is_default_folder=launch.is_default_path,
+            own_sandbox=own_sandbox,
         )
 
     def execute(self) -> None:
         """Start, evaluate, train, evaluate, and write what was learned."""
         self._say(f"run folder {self.folder.path}")
         with StopRequest() as stop, PeakMemory() as memory, ray_session(self.address):
+            if self.is_default_folder and num_nodes() > 1:
+                self._say(
+                    f"WARNING: of {num_nodes()} nodes only this one, {socket.gethostname()}, has that folder. Name one "
+                    f"that all nodes share with --storage-path, or a restart elsewhere will not find it."
+                )
+            if self.own_sandbox and (self.address or in_job()):
+                remove_leftover(self.own_sandbox)
             self._say("Ray is up; starting sandbox, engine and learner")
             algo = self.config.build_algo()
             try:
@@ -129,6 +122,8 @@ class Run:
             algo.restore_from_path(str(self.checkpoint))
             self.folder.continue_from(algo.iteration)
             self._say(f"restored {self.checkpoint}, iteration {algo.iteration}")
+        else:  # what a run that ended before its first checkpoint has written is written anew
+            self.folder.continue_from(0 if "before" in self.state else -1)
         if "before" not in self.state:
             self.state["before"] = self._evaluate(algo)
             self.folder.save_state({**self.state, "settings": self.settings})
@@ -219,10 +214,6 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"[{time.time() - self.started:5.1f} s] {text}", flush=True)
-
-
-def _evaluation_env_config(config: ToRLConfig) -> dict[str, Any]:
-    return {**config.env_config, **(config.evaluation_config or {}).get("env_config", {})}
 
 
 def _sample_episodes(batch: Batch) -> list[dict[str, Any]]:

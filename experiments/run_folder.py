@@ -10,6 +10,7 @@ runs/<recipe>-<time>/
   summary.json, curves.png
 """
 
+import fcntl
 import json
 import math
 import shutil
@@ -24,6 +25,7 @@ from learners import records
 _METRICS = "result.json"
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
+_LOCK = "run.lock"  # held by the process that writes; it goes with the process
 
 
 class RunFolder:
@@ -34,6 +36,24 @@ class RunFolder:
         self.path = path.resolve()
         self.path.mkdir(parents=True, exist_ok=True)
         self._tensorboard: Any = None
+        self._lock: Any = None
+
+    def claim(self) -> None:
+        """Keep the folder for this process until `close`, or until it ends, however it ends.
+
+        Raises:
+            ValueError: if another process has it.
+        """
+        lock = (self.path / _LOCK).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ValueError(
+                f"Another run is writing to {self.path}. Wait for it or stop it, or name another folder with "
+                f"`--storage-path`."
+            ) from None
+        self._lock = lock
 
     @classmethod
     def of_checkpoint(cls, path: Path) -> tuple["RunFolder", Path]:
@@ -58,8 +78,9 @@ class RunFolder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The contents of run.json."""
-        return json.loads((self.path / _RUN).read_text())
+        """The contents of run.json; empty before a run has written it."""
+        path = self.path / _RUN
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""
@@ -119,10 +140,13 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def close(self) -> None:
-        """Flush and close what is open."""
+        """Flush and close what is open, and let others have the folder."""
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 def jsonable(value: Any) -> Any:

@@ -4,7 +4,7 @@ How to run:
     python -m experiments.train quickstart
     python -m experiments.train quickstart --num-iterations 20 --seed 1 --set kl_coeff=0.01 max_tool_calls=2
     python -m experiments.train quickstart --restore runs/quickstart-20260101-120000
-    ray job submit --working-dir . -- python -m experiments.train quickstart
+    ray job submit --working-dir . -- python -m experiments.train quickstart --restore auto
 
 It starts a Ray of its own (and joins a cluster only with --address or inside a submitted job), the sandbox, the vLLM
 actors and the learners; evaluates greedily before and after; and writes everything to the run folder
@@ -24,14 +24,18 @@ _STARTED = psutil.Process().create_time()  # the command's start, before the imp
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m experiments.train", description="Train a recipe.")
-    parser.add_argument("recipe", help="name of a recipe: quickstart, quickstart_no_tool, smollm2_gsm8k")
+    parser.add_argument("recipe", help="name of a recipe: quickstart, quickstart_no_tool, torl_math_1_5b, ...")
     parser.add_argument(
         "--num-iterations", type=int, help="training iterations in all, those before --restore included"
     )
     parser.add_argument("--seed", type=int, help="seed of problems, sampling and initialisation (default: 0)")
-    parser.add_argument("--storage-path", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     parser.add_argument(
-        "--restore", type=Path, metavar="PATH", help="run folder, or a checkpoint in one, to go on with"
+        "--storage-path", type=Path, help="run folder (default: runs/<recipe>-<time>; ~/torl-runs/... in a job)"
+    )
+    parser.add_argument(
+        "--restore",
+        metavar="PATH",
+        help="run folder, or a checkpoint in one, to go on with; 'auto': what this same command has left, if anything",
     )
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="change a setting"

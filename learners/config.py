@@ -5,6 +5,7 @@ settings (`environment`, `env_runners`, `learners`, `evaluation`, `fault_toleran
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -42,7 +43,7 @@ class ToRLConfig(AlgorithmConfig):
             algo_class = ToRL
         super().__init__(algo_class=algo_class)
         self.env = "torl/MathTool-v0"
-        self.env_config = {"problems": "arithmetic", "max_tool_calls": 1}
+        self.env_config: dict[str, Any] = {"problems": "arithmetic", "max_tool_calls": 1}
 
         # language_model()
         self.model_path: str | None = None
@@ -102,6 +103,7 @@ class ToRLConfig(AlgorithmConfig):
         self.restart_failed_env_runners = False
         self.ignore_env_runner_failures = False
         self.sample_timeout_s = None
+        self.evaluation_config: dict[str, Any] | None = None
         self.evaluation_duration = 200
         self.evaluation_duration_unit = "episodes"
         # There are no connectors to merge, and weights go through `WeightSync` alone.
@@ -134,7 +136,32 @@ class ToRLConfig(AlgorithmConfig):
             gradient_checkpointing=gradient_checkpointing,
             lora_rank=lora_rank,
             lora_alpha=lora_alpha,
-        )
+        ).resolve_paths()
+
+    @override(AlgorithmConfig)
+    def environment(self, *args: Any, **kwargs: Any) -> Self:
+        """Set the environment, as RLlib does; `env_config` are `MathToolEnv`'s arguments."""
+        super().environment(*args, **kwargs)
+        return self.resolve_paths()
+
+    @override(AlgorithmConfig)
+    def evaluation(self, *args: Any, **kwargs: Any) -> Self:
+        """Set the evaluation, as RLlib does; `evaluation_config={"env_config": {"problems": ...}}` has its problems."""
+        super().evaluation(*args, **kwargs)
+        return self.resolve_paths()
+
+    def resolve_paths(self) -> Self:
+        """Make the paths of what is there, seen from here, absolute: a Tune trial runs in a folder of its own."""
+        for name in ("model_path", "tokenizer_path"):
+            if (path := getattr(self, name)) and Path(path).is_dir():
+                setattr(self, name, str(Path(path).absolute()))
+        self.env_config = _with_absolute_problems(self.env_config)
+        if evaluation := self.evaluation_config:
+            changed = (
+                {"env_config": _with_absolute_problems(evaluation["env_config"])} if "env_config" in evaluation else {}
+            )
+            self.evaluation_config = {**evaluation, **changed}
+        return self
 
     def sampling(
         self,
@@ -381,6 +408,13 @@ class ToRLConfig(AlgorithmConfig):
             module_spec=rl_module_spec or self.get_multi_rl_module_spec(env=env, spaces=spaces),
             placement_group=placement_group,
         )
+
+
+def _with_absolute_problems(env_config: Mapping[str, Any]) -> dict[str, Any]:
+    problems = env_config.get("problems")
+    if isinstance(problems, str | Path) and Path(problems).is_file():
+        return {**env_config, "problems": str(Path(problems).absolute())}
+    return dict(env_config)
 
 
 _SMALLEST = {

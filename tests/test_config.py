@@ -1,5 +1,6 @@
 """`ToRLConfig`: the paper's defaults, and what `validate` refuses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,22 @@ def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: objec
 
 def test_clip_param_high_above_clip_param_is_accepted() -> None:
     make().training(clip_param=0.2, clip_param_high=0.28).validate()
+
+
+def test_paths_of_what_is_there_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Tune trial changes into a folder of its own, where they would name nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "model").mkdir()
+    evaluation = {"env_config": {"problems": "train.jsonl"}}
+    config = (
+        ToRLConfig()
+        .environment(env_config={"problems": "train.jsonl"})
+        .evaluation(evaluation_config=evaluation)
+        .language_model("model", tokenizer="some/hub-name")
+    )
+    assert config.env_config["problems"] == str(tmp_path / "train.jsonl")
+    assert config.evaluation_config == {"env_config": {"problems": str(tmp_path / "train.jsonl")}}
+    assert evaluation == {"env_config": {"problems": "train.jsonl"}}  # the caller's own
+    assert (config.model_path, config.tokenizer_path) == (str(tmp_path / "model"), "some/hub-name")
+    assert ToRLConfig().environment(env_config={"problems": "absent.jsonl"}).env_config["problems"] == "absent.jsonl"

@@ -73,5 +73,27 @@ def test_a_wrong_setting_says_what_is_expected(text: str, message: str) -> None:
         apply_settings(get_recipe("quickstart")(), [text])
 
 
+def test_the_evaluation_has_problems_of_its_own() -> None:
+    config = apply_settings(get_recipe("quickstart")(), ["problems=a.jsonl", "evaluation_problems=b.jsonl"])
+    assert config.env_config["problems"] == "a.jsonl"
+    assert config.get_evaluation_config_object().env_config == {"problems": "b.jsonl", "max_tool_calls": 1}
+
+
+@pytest.mark.parametrize("size", ["1_5b", "7b"])
+def test_the_papers_runs_differ_in_what_their_names_say(size: str) -> None:
+    base = get_recipe(f"torl_math_{size}")()
+    no_tool, c2, penalty = (get_recipe(f"torl_math_{size}_{name}")() for name in ("no_tool", "c2", "error_penalty"))
+    assert (base.num_problems_per_step, base.group_size, base.minibatch_size) == (128, 16, 1024)
+    assert (base.temperature, base.kl_coeff, base.lr, base.max_response_tokens) == (1.0, 0.0, 1e-6, 3072)
+    assert base.sandbox_tier == "strict"
+    assert base.num_learners * base.num_gpus_per_learner + base.num_env_runners * base.num_gpus_per_env_runner == 8
+    assert [config.env_config["max_tool_calls"] for config in (base, no_tool, c2, penalty)] == [1, 0, 2, 1]
+    assert "program" not in no_tool.env_config["dialect"].template
+    assert penalty.env_config["reward"].error_penalty == -0.5
+    assert {config.model_path for config in (base, no_tool, c2, penalty)} == {
+        f"Qwen/Qwen2.5-Math-{size.upper().replace('_', '.')}"
+    }
+
+
 def test_operational_settings_are_no_keys() -> None:
     assert "run_dir" not in settable_keys() and "num_iterations" not in settable_keys()

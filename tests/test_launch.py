@@ -1,0 +1,127 @@
+"""What a command line means: the run folder, what `--restore` goes on from, and files that are not there."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import launch
+from experiments.run_folder import RunFolder
+from experiments.train import parse_arguments
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    return parse_arguments(["quickstart", *words])
+
+
+def leave_a_run(found: launch.Launch, *iterations: int) -> RunFolder:
+    folder = RunFolder(found.path)
+    folder.save_state({**found.state, "before": {"accuracy": 0.25}})
+    for iteration in iterations:
+        (folder.path / "checkpoints" / f"{iteration:06d}").mkdir(parents=True)
+    return folder
+
+
+def test_a_run_goes_to_a_folder_named_by_recipe_and_time_and_nothing_is_made_yet() -> None:
+    found = launch.resolve(arguments())
+    assert re.fullmatch(r"runs/quickstart-\d{8}-\d{6}", str(found.path))
+    assert not found.path.exists() and found.checkpoint is None and found.is_default_path
+
+
+def test_in_a_job_runs_go_to_a_folder_outside_of_its_temporary_copy(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert launch.resolve(arguments()).path.parent == elsewhere / "home" / "torl-runs"
+    assert launch.resolve(arguments("--storage-path", "mine")).path == Path("mine")
+
+
+def test_the_same_command_finds_what_it_left() -> None:
+    words = ("--restore", "auto", "--seed", "3", "--set", "lr=1e-4")
+    first = launch.resolve(arguments(*words))
+    assert first.checkpoint is None and first.is_default_path
+    leave_a_run(first, 20, 40)
+    again = launch.resolve(arguments(*words, "--num-iterations", "90"))
+    assert again.path == first.path and again.checkpoint is not None and again.checkpoint.name == "000040"
+    assert again.state["before"] == {"accuracy": 0.25}
+    assert (again.settings, again.config.lr, again.config.seed) == (["lr=1e-4"], 1e-4, 3)
+
+
+@pytest.mark.parametrize("other", [("--seed", "4"), ("--set", "lr=1e-4"), ("--set", "lr=1e-4", "group_size=4")])
+def test_another_command_has_another_folder(other: tuple[str, ...]) -> None:
+    assert (
+        launch.resolve(arguments("--restore", "auto", *other)).path
+        != launch.resolve(arguments("--restore", "auto")).path
+    )
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder() -> None:
+    words = ("--restore", "auto", "--storage-path", "mine")
+    leave_a_run(launch.resolve(arguments(*words)))
+    again = launch.resolve(arguments(*words))
+    assert (again.path, again.checkpoint) == (Path("mine"), None)
+    assert not again.is_default_path and "before" in again.state
+
+
+def test_auto_refuses_the_folder_of_another_command() -> None:
+    words = ("--restore", "auto", "--storage-path", "mine")
+    leave_a_run(launch.resolve(arguments(*words)), 20)
+    with pytest.raises(ValueError, match=r"another settings: \[\] instead of \['lr=1e-4'\]"):
+        launch.resolve(arguments(*words, "--set", "lr=1e-4"))
+    with pytest.raises(ValueError, match="another seed: 0 instead of 7"):
+        launch.resolve(arguments(*words, "--seed", "7"))
+
+
+def test_a_folder_has_one_writer_and_is_free_again_when_that_is_killed(tmp_path: Path) -> None:
+    code = "import sys\nfrom pathlib import Path\nfrom experiments.run_folder import RunFolder\n" + (
+        "folder = RunFolder(Path(sys.argv[1]))\nfolder.claim()\nprint('mine', flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(ValueError, match="Another run is writing to"):
+            RunFolder(tmp_path / "run").claim()
+        other.kill()
+        other.wait()
+        folder = RunFolder(tmp_path / "run")
+        folder.claim()
+        folder.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], r"data/torl_data/train.parquet is not here. `git clone .* `--set problems=FILE` takes another"),
+        (["problems=arithmetic"], r"data/torl_data/test.parquet is not here. .*`--set evaluation_problems=FILE`"),
+    ],
+)
+def test_absent_files_of_the_paper_say_how_to_get_them_in_one_line(settings: list[str], message: str) -> None:
+    words = ["--set", *settings] if settings else []
+    config = launch.resolve(parse_arguments(["torl_math_7b", *words])).config
+    with pytest.raises(FileNotFoundError, match=message) as caught:
+        launch.load_problems(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_papers_files_are_read_where_they_are_there(elsewhere: Path) -> None:
+    rows = '{"id": "1", "question": "What is 1 + 1?", "answer": "2"}\n'
+    (elsewhere / "mine.jsonl").write_text(rows)
+    words = ["torl_math_1_5b", "--set", "problems=mine.jsonl", "evaluation_problems=arithmetic"]
+    sets = launch.load_problems(launch.resolve(parse_arguments(words)).config)
+    assert (len(sets["train"]), len(sets["test"])) == (1, 200)
