@@ -2,6 +2,7 @@ r"""The paper's runs: Qwen2.5-Math base models on ToRL's 28,740 problems (arXiv 
 
 How to run:
     git clone --depth 1 https://github.com/GAIR-NLP/ToRL && mkdir -p data && cp -r ToRL/data/torl_data data/
+    python -m experiments.train torl_math_1_5b --dry-run      (what it needs; no GPU, nothing starts)
     python -m experiments.train torl_math_1_5b
 or `--set problems=FILE evaluation_problems=FILE` with problems of your own.
 
@@ -15,7 +16,15 @@ The paper does not print its baseline's prompt. Ours (`torl_env.dialect.PLAIN`) 
 instruction of Qwen2.5-Math's own model card, "Please reason step by step, and put your final answer within \boxed{}."
 
 Hardware: 8 GPUs of 80 GB on one node, four that train and four that sample; `torl_math_lora` one GPU of 24 GB or more.
-Never run: there was no GPU.
+Never run: there was no GPU. What follows is computed, with the formulas of `experiments/memory.py`; `--dry-run` prints
+every part of it for any model and setting. Engines have their largest need, every episode at full length; where that is
+more than vLLM's share of the card, episodes wait. A step is sampling + update on A100s, tool and grader not counted.
+
+    GB                a learner   an engine   a checkpoint   to download   a step
+    torl_math_1_5b         15.1        56.4           18.5           3.1   18 + 52 s
+    torl_math_7b           52.2       120.0           91.4          15.2   87 + 256 s
+    torl_math_lora         12.2        22.9            0.4           3.1   12 + 35 s
+
 Results to expect, the paper's, not ours (greedy, %, AIME24 / AIME25 / MATH500 / OlympiadBench / AMC23, Table 3):
 ToRL-1.5B 26.7 / 26.7 / 77.8 / 44.0 / 67.5, ToRL-7B 43.3 / 30.0 / 82.2 / 49.9 / 75.0; without the tool 7B has 14 points
 less on AIME24 (abstract). A step took 118 s at C = 0, 237 s at C = 1, 288 s at C = 2 on 8 A800 (Table 4).

@@ -4,6 +4,7 @@ How to run:
     python -m experiments.train quickstart
     python -m experiments.train quickstart --num-iterations 20 --seed 1 --set kl_coeff=0.01 max_tool_calls=2
     python -m experiments.train quickstart --restore runs/quickstart-20260101-120000
+    python -m experiments.train torl_math_7b --dry-run
     ray job submit --working-dir . -- python -m experiments.train quickstart --restore auto
 
 It starts a Ray of its own (and joins a cluster only with --address or inside a submitted job), the sandbox, the vLLM
@@ -41,16 +42,24 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="change a setting"
     )
     parser.add_argument("--address", help="Ray cluster to join, as in ray.init (default: start one)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved settings and what the run needs, start nothing"
+    )
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     arguments = parse_arguments(argv)
-    # After the arguments: a wrong one is answered at once, without half a minute of imports.
-    from experiments.run import Run
-
     try:
+        if arguments.dry_run:
+            from experiments import plan
+
+            print(plan.describe(arguments))
+            return 0
+        # After the arguments: a wrong one is answered at once, without half a minute of imports.
+        from experiments.run import Run
+
         run = Run.prepare(arguments, started=_STARTED)
     except (ValueError, FileNotFoundError) as error:
         print(f"{parser_name()}: error: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ ENTROPY = "entropy"
 REF_LOGP = "ref_logp"
 
 # Logits held at once, in elements: 256 MB in float32. One chunk is enough for small vocabularies.
-_MAX_LOGITS = 1 << 26
+MAX_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def token_logp(
     *,
     temperature: float,
     with_entropy_grad: bool = False,
-    max_logits: int = _MAX_LOGITS,
+    max_logits: int = MAX_LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-prob of each target and entropy of each distribution, softmax(hidden head^T / temperature).
 

@@ -59,7 +59,7 @@ class CausalLMModule(TorchRLModule):
         settings = self.model_config
         self.model = _load(settings["model_path"])
         if settings["lora_rank"]:
-            _add_adapters(self.model, settings["lora_rank"], settings["lora_alpha"])
+            add_adapters(self.model, settings["lora_rank"], settings["lora_alpha"])
         if settings["gradient_checkpointing"]:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -176,10 +176,10 @@ def _check_head(model: Any, model_path: str) -> None:
         )
 
 
-def _add_adapters(model: Any, rank: int, alpha: float) -> None:
+def add_adapters(model: Any, rank: int, alpha: float) -> None:
+    """Freeze a `transformers` model and give every linear layer but the output embedding an adapter."""
     from peft import LoraConfig
 
-    # Every linear layer but the output embedding; peft freezes the rest.
     model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 

@@ -174,26 +174,33 @@ def _settings(config: EngineConfig) -> dict[str, Any]:
 
 def _cpu_settings(config: EngineConfig, hf_config: Any) -> dict[str, Any]:
     num_seqs = config.engine_kwargs.get("max_num_seqs", _CPU_MAX_NUM_SEQS)
-    cache_bytes = num_seqs * config.max_model_len * _cache_bytes_per_token(config, hf_config)
+    per_token = kv_bytes_per_token(hf_config, config.dtype)
     return {
         # Compilation takes over a minute and gains nothing at these sizes.
         "enforce_eager": True,
         "block_size": _CPU_BLOCK_SIZE,
         "max_num_seqs": num_seqs,
-        # Every running sequence at full length, where that is affordable; beyond it vLLM runs fewer at once.
-        "kv_cache_memory_bytes": min(max(cache_bytes, 64 << 20), _CPU_MAX_CACHE_BYTES),
+        "kv_cache_memory_bytes": cpu_cache_bytes(num_seqs, config.max_model_len, per_token),
         # A seeded request fails on a chunked prefill ("CPU Generator does not use offset").
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(config.max_model_len, _CPU_MAX_BATCHED_TOKENS),
     }
 
 
-def _cache_bytes_per_token(config: EngineConfig, hf_config: Any) -> int:
+def cpu_cache_bytes(num_seqs: int, max_model_len: int, bytes_per_token: int) -> int:
+    """Return the size of a CPU engine's cache.
+
+    Every running sequence at full length, where that is affordable; beyond it vLLM runs fewer at once.
+    """
+    return min(max(num_seqs * max_model_len * bytes_per_token, 64 << 20), _CPU_MAX_CACHE_BYTES)
+
+
+def kv_bytes_per_token(hf_config: Any, dtype: str) -> int:
     """Return the bytes of one token's keys and values over all layers."""
     num_heads = hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
     num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
-    item_bytes = 4 if config.dtype == "float32" else 2
+    item_bytes = 4 if dtype == "float32" else 2
     return 2 * hf_config.num_hidden_layers * num_kv_heads * head_dim * item_bytes
 
 

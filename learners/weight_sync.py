@@ -1,10 +1,10 @@
 """New weights from the learners into the samplers' engines, versioned: after `sync(v)` every engine samples with
 version v.
 
-Two ways, chosen by device. Without GPUs the first learner puts the whole state into the object store and every runner
-loads it from there. With GPUs vLLM's own NCCL transfer broadcasts it from the first learner straight into all engines'
-memory (`vllm.distributed.weight_transfer`, vllm 0.32); that way has never been run: what can be checked without a GPU
-(ranks, rendezvous data, order and shapes of the weights) is.
+Two ways, chosen by device. Without GPUs, or with one that both share, the first learner puts the whole state into the
+object store and every runner loads it from there. With GPUs of their own vLLM's NCCL transfer broadcasts it from the
+first learner straight into all engines' memory (`vllm.distributed.weight_transfer`, vllm 0.32); that way has never been
+run: what can be checked without a GPU (ranks, rendezvous data, order and shapes of the weights) is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,11 @@ class WeightSync(Protocol):
 def build_weight_sync(
     config: "ToRLConfig", learner_group: "LLMLearnerGroup", env_runner_group: "EnvRunnerGroup"
 ) -> WeightSync:
-    """Return the NCCL transfer where learners and engines both have GPUs, the object store otherwise."""
-    if config.num_learners > 0 and config.num_gpus_per_learner > 0 and config.num_gpus_per_env_runner > 0:
+    """Return the NCCL transfer where learners and engines have GPUs of their own, the object store otherwise.
+
+    A part of a GPU means one that both share, and NCCL refuses two ranks on one.
+    """
+    if config.num_learners > 0 and config.num_gpus_per_learner >= 1 and config.num_gpus_per_env_runner >= 1:
         return NCCLSync(config, learner_group, env_runner_group)
     return ObjectStoreSync(learner_group, env_runner_group)
 

@@ -77,10 +77,16 @@ def test_an_engine_that_could_not_load_is_an_error_of_the_driver() -> None:
 
 @pytest.mark.parametrize(
     ("num_learners", "gpus_per_learner", "gpus_per_runner", "expected"),
-    [(2, 1, 1, NCCLSync), (2, 0, 0, ObjectStoreSync), (2, 0, 1, ObjectStoreSync), (0, 1, 1, ObjectStoreSync)],
+    [
+        (2, 1, 1, NCCLSync),
+        (2, 0, 0, ObjectStoreSync),
+        (2, 0, 1, ObjectStoreSync),
+        (0, 1, 1, ObjectStoreSync),
+        (1, 0.5, 0.5, ObjectStoreSync),
+    ],
 )
-def test_nccl_is_used_where_learners_and_engines_both_have_gpus(
-    tmp_path: Path, num_learners: int, gpus_per_learner: int, gpus_per_runner: int, expected: type
+def test_nccl_is_used_where_learners_and_engines_have_gpus_of_their_own(
+    tmp_path: Path, num_learners: int, gpus_per_learner: float, gpus_per_runner: float, expected: type
 ) -> None:
     config = learner_config(tmp_path, num_learners)
     config.learners(num_gpus_per_learner=gpus_per_learner).env_runners(num_gpus_per_env_runner=gpus_per_runner)
