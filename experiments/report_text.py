@@ -1,34 +1,20 @@
-"""What a run prints: a line per iteration, and the closing table, episodes and next commands."""
+"""What a run prints: the figures of an iteration, and the closing table, episodes and next commands."""
 
 import math
 import shlex
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-class Progress:
-    """A line per iteration with an ETA."""
-
-    def __init__(self, num_iterations: int, done: int) -> None:
-        """Start the clock at iteration `done`."""
-        self._num_iterations = num_iterations
-        self._first = done
-        self._start = time.perf_counter()
-
-    def line(self, result: Mapping[str, Any]) -> str:
-        """Return the line of one result dict."""
-        sampled = result["env_runners"]
-        iteration = result["training_iteration"]
-        seconds = (time.perf_counter() - self._start) / (iteration - self._first)
-        left = seconds * (self._num_iterations - iteration)
-        return (
-            f"iteration {iteration:4d}/{self._num_iterations}  accuracy {number(sampled['accuracy'])}  "
-            f"code {number(sampled['code_ratio'])}  pass {number(sampled['pass_ratio'])}  "
-            f"tokens/s {sampled['response_tokens_per_s']:5.0f}  {seconds:5.2f} s  "
-            f"ETA {int(left) // 60}:{int(left) % 60:02d}"
-        )
+def iteration_figures(result: Mapping[str, Any]) -> str:
+    """Return what the line of an iteration says of its result dict."""
+    sampled = result["env_runners"]
+    held_out = result.get("evaluation", {}).get("env_runners")
+    return (
+        f"accuracy {number(sampled['accuracy'])}  code {number(sampled['code_ratio'])}  "
+        f"pass {number(sampled['pass_ratio'])}  tokens/s {sampled['response_tokens_per_s']:5.0f}"
+    ) + (f"  held out {number(held_out['accuracy'])}" if held_out else "")
 
 
 def number(value: float | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from experiments import curves, report_text
 from experiments.cluster import PeakMemory, in_job, num_nodes, quiet_libraries, ray_session, remove_leftover
 from experiments.launch import load_problems, resolve
+from experiments.progress import Progress
 from experiments.run_folder import RunFolder
 from experiments.stopping import StopRequest
 from learners.algorithm import ToRL
@@ -99,89 +100,91 @@ class Run:
 
     def execute(self) -> None:
         """Start, evaluate, train, evaluate, and write what was learned."""
-        self._say(f"run folder {self.folder.path}")
-        with StopRequest() as stop, PeakMemory() as memory, ray_session(self.address):
+        with (
+            StopRequest() as stop,
+            PeakMemory() as memory,
+            Progress(self.started) as progress,
+            contextlib.ExitStack() as session,
+        ):
+            progress.say(f"run folder {self.folder.path}")
+            with progress.stage("starting Ray"):
+                session.enter_context(ray_session(self.address))
             if self.is_default_folder and num_nodes() > 1:
-                self._say(
+                progress.say(
                     f"WARNING: of {num_nodes()} nodes only this one, {socket.gethostname()}, has that folder. Name one "
                     f"that all nodes share with --storage-path, or a restart elsewhere will not find it."
                 )
             if self.own_sandbox and (self.address or in_job()):
                 remove_leftover(self.own_sandbox)
-            self._say("Ray is up; starting sandbox, engine and learner")
-            algo = self.config.build_algo()
+            with progress.stage("starting the sandbox and the learner"):
+                algo = self.config.build_algo()
             try:
-                self._run(algo, stop, memory)
+                self._run(algo, stop, memory, progress)
             finally:
                 self.folder.close()
                 algo.stop()
 
-    def _run(self, algo: ToRL, stop: StopRequest, memory: PeakMemory) -> None:
-        self._say("sandbox and learner are up")
+    def _run(self, algo: ToRL, stop: StopRequest, memory: PeakMemory, progress: Progress) -> None:
+        with progress.stage("loading the model into the engine"):
+            algo.wait_until_ready()
         if self.checkpoint:
-            algo.restore_from_path(str(self.checkpoint))
+            with progress.stage(f"restoring {self.checkpoint}"):
+                algo.restore_from_path(str(self.checkpoint))
             self.folder.continue_from(algo.iteration)
-            self._say(f"restored {self.checkpoint}, iteration {algo.iteration}")
+            progress.say(f"restored {self.checkpoint}, iteration {algo.iteration}")
         else:  # what a run that ended before its first checkpoint has written is written anew
             self.folder.continue_from(0 if "before" in self.state else -1)
         if "before" not in self.state:
-            self.state["before"] = self._evaluate(algo)
+            self.state["before"] = self._evaluate(algo, progress)
             self.folder.save_state({**self.state, "settings": self.settings})
         before = self.state["before"]
-        self._say(report_text.evaluation_line("before training", before))
+        progress.say(report_text.evaluation_line("before training", before))
         if (sandbox := algo.sandbox_stats()) is not None:
             for tier in sandbox.tiers:
-                self._say(describe(Tier(tier)))
-        self._train(algo, stop)
+                progress.say(describe(Tier(tier)))
+        just_evaluated = self._train(algo, stop, progress)
         if algo.iteration > 0:
             self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
-        after = self._evaluate(algo)
-        self._say(report_text.evaluation_line("after training", after))
+        after = _figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
+        progress.say(report_text.evaluation_line("after training", after))
         model = self.folder.path / "model"
-        algo.learner_group.export_hf(str(model))
+        with progress.stage("saving the model"):
+            algo.learner_group.export_hf(str(model))
+        results = self.folder.results()
+        on_the_way = {row["training_iteration"]: row["evaluation"] for row in results if "evaluation" in row}
+        accuracies = {iteration: row["env_runners"]["accuracy"] for iteration, row in on_the_way.items()}
         picture = curves.draw(
-            self.folder.results(),
-            {0: before["accuracy"], algo.iteration: after["accuracy"]},
+            results,
+            {0: before["accuracy"]} | accuracies | {algo.iteration: after["accuracy"]},
             self.folder.path / "curves.png",
         )
         self._write_summary(algo, before, after, memory)
-        print(
-            report_text.closing(self.recipe, before, after, picture, model, self.folder.path),
-            flush=True,
-        )
+        progress.show(report_text.closing(self.recipe, before, after, picture, model, self.folder.path))
 
-    def _train(self, algo: ToRL, stop: StopRequest) -> None:
+    def _train(self, algo: ToRL, stop: StopRequest, progress: Progress) -> bool:
+        """Train up to the last iteration; return whether the last one ended with an evaluation."""
         config = self.config
-        progress = report_text.Progress(config.num_iterations, algo.iteration)
+        result: dict[str, Any] = {}
         stop.deferring = True
-        while algo.iteration < config.num_iterations and not stop.requested:
-            result = algo.train()
-            self.state.setdefault("first_update_s", time.time() - self.started)
-            self.folder.append_result(result)
-            print(progress.line(result), flush=True)
-            if algo.iteration % config.checkpoint_interval == 0:
-                self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
+        with progress.count("iteration", config.num_iterations, algo.iteration) as count:
+            while algo.iteration < config.num_iterations and not stop.requested:
+                result = algo.train()
+                self.state.setdefault("first_update_s", time.time() - self.started)
+                self.folder.append_result(result)
+                count.advance(algo.iteration, report_text.iteration_figures(result))
+                if algo.iteration % config.checkpoint_interval == 0:
+                    self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
         stop.deferring = False
         if stop.requested:
             self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
             self.folder.save_state({**self.state, "settings": self.settings})
             raise KeyboardInterrupt
+        return "evaluation" in result
 
-    def _evaluate(self, algo: ToRL) -> dict[str, Any]:
-        algo.evaluate()
-        batch = algo.last_evaluation
-        assert batch is not None
-        figures = episode_metrics(batch.records)
-        kinds = {record.kind for record in batch.records if record.kind and needs_code(record.kind)}
-        return {
-            "accuracy": figures["accuracy"],
-            "code_ratio": figures["code_ratio"],
-            "pass_ratio": figures["pass_ratio"],
-            "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
-            "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
-            "num_problems": len(batch.records),
-            "episodes": _sample_episodes(batch),
-        }
+    def _evaluate(self, algo: ToRL, progress: Progress) -> dict[str, Any]:
+        with progress.stage("evaluating on held-out problems"):
+            algo.evaluate()
+        return _figures(algo.last_evaluation)
 
     def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
         sandbox = algo.sandbox_stats()
@@ -212,8 +215,21 @@ class Run:
             return "There is no checkpoint yet."
         return f"Go on with: python -m experiments.train {self.recipe} --restore {_shown(self.folder.path)}"
 
-    def _say(self, text: str) -> None:
-        print(f"[{time.time() - self.started:5.1f} s] {text}", flush=True)
+
+def _figures(batch: Batch | None) -> dict[str, Any]:
+    """Return what the summary and the closing table say of an evaluation."""
+    assert batch is not None
+    figures = episode_metrics(batch.records)
+    kinds = {record.kind for record in batch.records if record.kind and needs_code(record.kind)}
+    return {
+        "accuracy": figures["accuracy"],
+        "code_ratio": figures["code_ratio"],
+        "pass_ratio": figures["pass_ratio"],
+        "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
+        "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
+        "num_problems": len(batch.records),
+        "episodes": _sample_episodes(batch),
+    }
 
 
 def _sample_episodes(batch: Batch) -> list[dict[str, Any]]:

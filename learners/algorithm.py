@@ -29,7 +29,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from learners import records
+from learners import records, runners
 from learners.batch import Batch
 from learners.config import ToRLConfig
 from learners.episodes import SampleResult
@@ -74,7 +74,7 @@ class ToRL(Algorithm):
             super().setup(config)
             self._evaluation_problems = _load_problems(self.evaluation_config, "test")
             self._sandbox_started = sandbox.result()
-            self.env_runner_group.foreach_env_runner(partial(_connect_sandbox, app=self._sandbox_app))
+            runners.connect_sandbox(self.env_runner_group, self._sandbox_app)
             self._weight_sync = build_weight_sync(self.config, self.learner_group, self.env_runner_group)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -148,6 +148,14 @@ class ToRL(Algorithm):
             )
             records.append(self._record_dir, lines)
 
+    def wait_until_ready(self) -> None:
+        """Wait until the samplers' engines have loaded the model: `build_algo` returns before, while they do.
+
+        Raises:
+            RuntimeError: with the traceback of one that could not be built.
+        """
+        runners.wait_until_ready(self.env_runner_group)
+
     @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Answer the evaluation problems greedily, on the samplers' own engines.
@@ -155,19 +163,20 @@ class ToRL(Algorithm):
         Returns:
             `{"env_runners": {...}}` with the figures of `learners.metrics.episode_metrics`.
         """
+        # `policy_version` counts the iterations done; RLlib, evaluating on an interval, has yet to count the last.
         make_callback("on_evaluate_start", self.callbacks, kwargs={"algorithm": self, "metrics_logger": self.metrics})
         batch = self.sample_batch(
             self._evaluation_problems[: self.config.evaluation_duration],
             group_size=1,
             temperature=0.0,
-            iteration=self.iteration,
+            iteration=self.policy_version,
         )
         self.last_evaluation = batch
         figures = episode_metrics(batch.records)
         standard = {NUM_EPISODES: len(batch.records), EPISODE_RETURN_MEAN: figures["reward_mean"]}
         results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, **standard}}
         lines = batch.lines(
-            iteration=self.iteration, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
+            iteration=self.policy_version, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
         )
         records.append(self._record_dir, lines)
         make_callback(
@@ -334,7 +343,3 @@ def _load_problems(config: AlgorithmConfig, split: str) -> ProblemSet:
 
 def _sample(env_runner: Any, **kwargs: Any) -> SampleResult:
     return env_runner.sample(**kwargs)
-
-
-def _connect_sandbox(env_runner: Any, app: str) -> None:
-    env_runner.connect_sandbox(app)

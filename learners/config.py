@@ -381,6 +381,11 @@ class ToRLConfig(AlgorithmConfig):
                 f"`evaluation_num_env_runners` must be 0: evaluation uses the samplers' own engines. "
                 f"Received {self.evaluation_num_env_runners}."
             )
+        if self.evaluation_parallel_to_training:
+            raise ValueError(
+                "`evaluation_parallel_to_training` must be False: evaluation uses the samplers' own engines, which "
+                "sample the training batch meanwhile. Received True."
+            )
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:

@@ -7,9 +7,10 @@ because RLlib answers a runner that raises with a silent restart and empty sampl
 
 import asyncio
 import os
+import queue
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from learners.engine import Engine
 from learners.episodes import EpisodeRecord, SampleResult, to_single_agent_episode
 from learners.generation import EngineConfig, EngineStats
 from learners.runner_metrics import log_episodes
-from learners.sampler import Episode, Sampler, SamplerConfig, check_env_is_split
+from learners.sampler import Episode, EpisodeRequest, Sampler, SamplerConfig, check_env_is_split
 from torl_env.problems import Problem, ProblemSet
 
 if TYPE_CHECKING:
@@ -123,6 +124,37 @@ class LLMEnvRunner(EnvRunner):
             return SampleResult(records, _put_groups(episodes, group_size), metrics)
         except Exception:
             return SampleResult(error=traceback.format_exc())
+
+    def sample_each(
+        self, *, requests: Sequence[EpisodeRequest], iteration: int, temperature: float
+    ) -> Iterator[Episode | str]:
+        """Sample single episodes and yield each as it ends; RLlib's counters and callbacks are left alone.
+
+        Args:
+            requests: What to sample.
+            iteration: Enters the seeds.
+            temperature: 0 is greedy.
+
+        Yields:
+            Episodes; a text is what went wrong, and the last item.
+        """
+        ended: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
+        try:
+            run = self._ready_sampler().sample_each(requests, iteration, temperature, ended.put)
+            future = asyncio.run_coroutine_threadsafe(run, self._loop)
+            future.add_done_callback(lambda _: ended.put(None))
+            while (episode := ended.get()) is not None:
+                if self._engine.failure is not None:
+                    yield self._engine.failure
+                    return
+                yield episode
+            future.result()
+        except Exception:
+            yield traceback.format_exc()
+
+    def wait_until_ready(self) -> str | None:
+        """Wait until the engine serves requests; return what went wrong, or None."""
+        return _error_of(self._engine.ready)
 
     def _ready_sampler(self) -> Sampler:
         self._engine.ready.result()

@@ -38,6 +38,9 @@ from torl_env.sandbox.types import SandboxClient
 
 Episode = tuple[EpisodeRecord, TokenEpisode]
 
+# Episodes that `sample_each` has running at once: several times what an engine decodes at a time, so it never waits,
+# and a bound on the environments alive.
+_MAX_AT_ONCE = 1024
 # Envs finish a turn in these, since grading blocks. The threads only wait for the grader's processes.
 _NUM_FINISH_THREADS = 16
 
@@ -81,6 +84,21 @@ class SamplerConfig:
     max_response_tokens: int
     tool_timeout_s: float
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to sample; its tokens depend on these, the seed, the iteration and the weights alone.
+
+    Args:
+        problem: Where it starts.
+        group_id: The problem's group.
+        sample_index: Which of the group's episodes.
+    """
+
+    problem: Problem
+    group_id: int
+    sample_index: int
 
 
 def request_seed(seed: int, iteration: int, group: int, sample: int, turn: int) -> int:
@@ -151,6 +169,26 @@ class Sampler:
         for first in range(0, len(episodes), group_size):
             _check_same_prompt(episodes[first : first + group_size])
         return episodes, self._clock.metrics([record for record, _ in episodes])
+
+    async def sample_each(
+        self,
+        requests: Sequence[EpisodeRequest],
+        iteration: int,
+        temperature: float,
+        on_episode: Callable[[Episode], None],
+    ) -> None:
+        """Run single episodes and hand each over as it ends; the arguments and errors are those of `sample`."""
+        self._clock.start()
+        free = asyncio.Semaphore(_MAX_AT_ONCE)
+
+        async def run(request: EpisodeRequest) -> None:
+            async with free:
+                ids = (request.group_id, request.sample_index)
+                on_episode(await self._episode(request.problem, *ids, iteration, temperature))
+
+        async with asyncio.TaskGroup() as tasks:
+            for request in requests:
+                tasks.create_task(run(request))
 
     async def _episode(self, problem: Problem, group: int, sample: int, iteration: int, temperature: float) -> Episode:
         start = time.perf_counter()

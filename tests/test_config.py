@@ -64,6 +64,7 @@ def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:
         ("sandbox_tier", "strictest", "`tier` of the sandbox must be one of"),
         ("num_env_runners", 0, "`num_env_runners` must be >= 1"),
         ("evaluation_num_env_runners", 1, "`evaluation_num_env_runners` must be 0"),
+        ("evaluation_parallel_to_training", True, "evaluation_parallel_to_training"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: object, message: str) -> None:

@@ -14,6 +14,7 @@ from ray.tune.registry import register_env
 from learners.config import ToRLConfig
 from learners.env_runner import LLMEnvRunner
 from learners.generation import EngineConfig, Generation
+from learners.sampler import EpisodeRequest
 from tests.fake_engine import CharTokenizer, FakeEngine
 from tests.fakes import FakeSandbox
 from torl_env import Dialect, ExecutionResult, MathToolEnv, Problem
@@ -257,3 +258,34 @@ def test_stop_ends_engine_loop_and_sandbox_client(make_runner):
     assert runner._engine.stopped
     assert runner._sandbox.closed
     assert not runner._loop_thread.is_alive()
+
+
+def sample_each(runner):
+    requests = [EpisodeRequest(problem, group, 0) for group, problem in enumerate(PROBLEMS)]
+    return list(runner.sample_each(requests=requests, iteration=0, temperature=0.0))
+
+
+def test_single_episodes_are_yielded_with_their_tokens_and_leave_rllibs_counters_alone(make_runner):
+    runner = make_runner()
+    episodes = sample_each(runner)
+    assert sorted((record.problem_id, record.verdict) for record, _ in episodes) == [
+        ("p1", "correct"),
+        ("p2", "incorrect"),
+    ]
+    assert all(tokens.num_tokens == record.num_tokens for record, tokens in episodes)
+    assert runner.num_env_steps_sampled_lifetime == 0
+
+
+def test_what_goes_wrong_with_single_episodes_is_the_last_item(make_runner, monkeypatch):
+    monkeypatch.setattr(ScriptedRunnerEngine, "failure", "An engine step failed: out of memory")
+    assert sample_each(make_runner()) == ["An engine step failed: out of memory"]
+    monkeypatch.setattr(ScriptedRunnerEngine, "failure", None)
+    monkeypatch.setattr(ScriptedRunnerEngine, "build_error", ValueError("no such model"))
+    [error] = sample_each(make_runner())
+    assert "no such model" in error
+
+
+def test_waiting_for_the_engine_returns_why_it_could_not_be_built(make_runner, monkeypatch):
+    assert make_runner().wait_until_ready() is None
+    monkeypatch.setattr(ScriptedRunnerEngine, "build_error", ValueError("no such model"))
+    assert "no such model" in make_runner().wait_until_ready()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learners.generation import Generation
-from learners.sampler import Sampler, SamplerConfig, request_seed
+from learners.sampler import EpisodeRequest, Sampler, SamplerConfig, request_seed
 from tests.fake_engine import EOS, CharTokenizer, FakeEngine
 from tests.fakes import FakeSandbox
 from torl_env import Dialect, ExecutionResult, MathToolEnv, Problem, Status
@@ -295,3 +295,38 @@ async def test_vllms_count_of_generated_tokens_is_in_the_figures():
     _, _, metrics = await sample_one(make_sampler(ScriptedEngine(CODE, ANSWER)))
     assert metrics["num_generated_tokens"] == metrics["num_response_tokens"] == 33 + 11
     assert metrics["num_observation_tokens"] == 8
+
+
+async def test_single_episodes_are_handed_over_as_they_end_and_equal_those_of_a_batch():
+    sandbox = FakeSandbox(hold=("hold",))
+    held = CODE.replace("42", "42 #hold")
+    problems = [Problem("slow", "slow 6*7?", "42"), Problem("fast", "fast 6*7?", "42")]
+
+    def answer(request):
+        text = "".join(map(chr, request.prompt_ids))
+        return ANSWER if "output\n" in text else held if "slow" in text else CODE
+
+    sampler = make_sampler(FakeEngine(answer), sandbox)
+    ended = []
+
+    def on_episode(episode):
+        ended.append(episode)
+        sandbox.release("hold")  # the slow one goes on only now that the fast one was handed over
+
+    requests = [EpisodeRequest(problems[0], 4, 2), EpisodeRequest(problems[1], 5, 0)]
+    await sampler.sample_each(requests, 1, 1.0, on_episode)
+    assert [(r.problem_id, r.group_id, r.sample_index) for r, _ in ended] == [("fast", 5, 0), ("slow", 4, 2)]
+    batch, _ = await sampler.sample(problems, [4, 5], 3, 1, 1.0)
+    again = {(record.group_id, record.sample_index): tokens for record, tokens in batch}
+    for record, tokens in ended:
+        assert tokens.token_ids.tolist() == again[record.group_id, record.sample_index].token_ids.tolist()
+
+
+async def test_a_single_episode_has_the_request_seeds_of_its_place_in_a_batch():
+    engine = ScriptedEngine(ANSWER)
+    sampler = make_sampler(engine)
+    await sampler.sample([PROBLEM], [9], 3, 4, 1.0)
+    seeds = [request.seed for request in engine.requests]
+    await sampler.sample_each([EpisodeRequest(PROBLEM, 9, 2)], 4, 1.0, lambda episode: None)
+    assert engine.requests[-1].seed == seeds[2]
+    assert len(set(seeds)) == 3

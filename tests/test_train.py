@@ -25,6 +25,7 @@ SMALL = [
     "group_size=4",
     "minibatch_size=16",
     "evaluation_duration=8",
+    "evaluation_interval=5",
     "checkpoint_interval=1",
     "num_learners=0",  # one process less to start, in each of these runs; test_algorithm.py has one and two learners
 ]
@@ -133,6 +134,23 @@ def test_a_run_leaves_everything_it_promises(straight: tuple[Path, str]) -> None
     for text in ("held out, greedy", "before training:", "after training:", "Try next:", "curves.png"):
         assert text in output
     assert len(re.findall(r"^iteration +\d+/10 .*ETA", output, re.MULTILINE)) == NUM_ITERATIONS
+    for text in ("starting Ray", "loading the model into the engine", "evaluating on held-out problems"):
+        assert re.search(rf"^\[ *[\d.]+ s\] {text}$", output, re.MULTILINE)
+    assert "\x1b" not in output
+
+
+def test_a_run_evaluates_on_an_interval_and_not_twice_at_its_end(straight: tuple[Path, str]) -> None:
+    folder, output = straight
+    evaluated = {row["training_iteration"]: row["evaluation"] for row in results(folder) if "evaluation" in row}
+    assert list(evaluated) == [5, 10]
+    for iteration, evaluation in evaluated.items():
+        rows = [row for row in episodes(folder, "evaluation") if row["iteration"] == iteration]
+        assert len(rows) == 8
+        found = evaluation["env_runners"]
+        assert found["accuracy"] == sum(row["verdict"] == "correct" for row in rows) / 8
+        assert found["episode_return_mean"] == sum(row["reward"] for row in rows) / 8
+    assert summary(folder)["accuracy_after"] == evaluated[10]["env_runners"]["accuracy"]
+    assert len(re.findall(r"^iteration .* held out \d\.\d\d ", output, re.MULTILINE)) == 2
 
 
 def test_the_exported_model_gives_the_same_accuracy_in_a_fresh_process(
@@ -152,6 +170,7 @@ def test_the_exported_model_gives_the_same_accuracy_in_a_fresh_process(
     again = summary(tmp_path / "again")
     assert again["accuracy_before"] == again["accuracy_after"] == summary(folder)["accuracy_after"]
     trained = [row["token_ids"] for row in episodes(folder, "evaluation") if row["iteration"] == NUM_ITERATIONS]
+    assert len(trained) == 8
     assert [row["token_ids"] for row in episodes(tmp_path / "again", "evaluation")][: len(trained)] == trained
 
 
