@@ -228,14 +228,34 @@ async def test_the_command_serves_says_where_and_is_checked(tmp_path: Path) -> N
             assert (response.status, (await response.json())["tier"]) == (200, "strict")
 
 
+async def until_num_below(server: asyncio.subprocess.Process, number: int) -> list[psutil.Process]:
+    """Wait until there are so many processes beneath a server: the zygote, its keeper, and a program each."""
+    async with asyncio.timeout(20):
+        while len(below := psutil.Process(server.pid).children(recursive=True)) != number:
+            await asyncio.sleep(0.01)
+    return below
+
+
+async def test_a_caller_that_hangs_up_has_its_programs_killed() -> None:
+    server, url = await start_server(SERVE)
+    client = HttpSandbox(url)
+    calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(6)]  # 4 of them run
+    await until_num_below(server, 2 + 4)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await until_num_below(server, 2)
+    assert (await client.run("print(1)", 10)).ok
+    await client.close()
+    server.terminate()
+    assert await asyncio.wait_for(server.wait(), 20) == 0
+
+
 async def test_a_killed_server_is_a_sandbox_error_to_each_call_in_flight_and_leaves_no_process() -> None:
     server, url = await start_server(SERVE)
     client = HttpSandbox(url, max_attempts=1)
     calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(6)]  # 4 of them run
-    process = psutil.Process(server.pid)
-    async with asyncio.timeout(20):
-        while len(below := process.children(recursive=True)) < 2 + 4:  # the zygote, its keeper, the programs
-            await asyncio.sleep(0.01)
+    below = await until_num_below(server, 2 + 4)
     server.kill()
     results = await asyncio.wait_for(asyncio.gather(*calls), 10)
     assert [result.status for result in results] == [Status.SANDBOX_ERROR] * 6

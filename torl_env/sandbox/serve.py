@@ -76,7 +76,8 @@ async def _serve(options: argparse.Namespace, token: str | None) -> None:
     )
     try:
         tier = await sandbox.start()
-        runner = web.AppRunner(build_app(sandbox, token), access_log=None)
+        # A caller that hangs up has its program killed; it would hold up others', up to its limit.
+        runner = web.AppRunner(build_app(sandbox, token), access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, options.host, options.port)
         await site.start()
