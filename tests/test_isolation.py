@@ -175,9 +175,18 @@ async def test_fallback_removes_what_a_program_wrote_however_deep_and_locked() -
     (interpreter,) = sandbox._interpreters.values()
     assert isinstance(interpreter, Zygote)
     directory = Path(interpreter._base_directory)
-    assert not [path for path in directory.iterdir() if path.name != "matplotlib"]
+    assert [path.name for path in directory.iterdir()] == ["packages"]
     await sandbox.close()
     assert not directory.exists()
+
+
+async def test_a_package_that_is_not_the_programs_is_not_found(sandbox: LocalSandbox) -> None:
+    """Libraries import what they can do without, and go on if that raises ImportError (pandas and pyarrow)."""
+    code = (
+        "try: import torch\nexcept ImportError: print('no torch')\nimport pandas, os, sys\n"
+        "print(pandas.Series([1, 2]).sum(), [name for name in os.listdir(sys.path[0]) if name in ('ray', 'torch')])"
+    )
+    assert await printed(sandbox, code) == "no torch\n3 []\n"
 
 
 async def test_fallback_refuses_subprocesses_by_name() -> None:

@@ -200,3 +200,16 @@ async def test_a_killed_owner_leaves_no_process_and_no_file(tier: str, num_below
     await owner.wait()
     await until(lambda: not any(process.is_running() for process in descendants))
     assert not list(tmp_path.iterdir())
+
+
+async def test_an_owner_that_is_killed_while_its_sandbox_starts_leaves_nothing(tmp_path: Path) -> None:
+    script = "import asyncio\nfrom torl_env import LocalSandbox\nasyncio.run(LocalSandbox(tier='fallback').start())"
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    await until(lambda: bool(psutil.Process(owner.pid).children()))
+    starting = psutil.Process(owner.pid).children()
+    owner.kill()
+    await owner.wait()
+    await until(lambda: not any(process.is_running() for process in starting))
+    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from torl_env.sandbox.types import Tier
 from torl_env.sandbox.visible import PACKAGES_ROOT, PYTHON_ROOT, visible
 
 _MODULES = ("kernel", "seccomp", "root", "program", "confine", "zygote")  # in the order of their imports
+_PACKAGES = "packages"
 _INNER_ID = 1000  # user and group of an ordinary user's programs, within their namespace
 _UID_BASE, _UID_BASE_IN_CONTAINER = 0x40000000, 60000  # of root's programs; the latter where ids end at 65535
 BASE_PACKAGES = ("numpy", "numpy.random", "sympy")
@@ -89,6 +90,8 @@ def start_interpreter(
     Raises:
         OSError: if it cannot be started at all.
     """
+    if base_directory:
+        _link_packages(base_directory)
     plan = _plan(isolation, packages, base_directory)
     payload = os.memfd_create("sandbox")
     try:
@@ -99,7 +102,7 @@ def start_interpreter(
         arguments = [entry, str(control.fileno()), str(payload)]
         return subprocess.Popen(
             [python, *_FLAGS, "-c", _BOOTSTRAP, *arguments],
-            env=_environment(strict=False),
+            env=_environment(base_directory),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -123,20 +126,32 @@ def _plan(isolation: Isolation, packages: tuple[str, ...], base_directory: str) 
         "packages": list(packages),
         "root": seen.root,
         "readable": ["/"] if strict else seen.readable,
-        "listable": [] if strict else seen.listable,
+        "listable": [] if strict else [seen.standard_library, f"{base_directory}/{_PACKAGES}"],
         "devices": seen.devices,
         "base_directory": base_directory,
         "python": f"{PYTHON_ROOT}/bin/python",
         "flags": _FLAGS,
         "bootstrap": _BOOTSTRAP,
-        "environment": _environment(strict=True),
+        "environment": _environment(None),
     }
 
 
-def _environment(*, strict: bool) -> dict[str, str]:
-    paths = [PACKAGES_ROOT] if strict else visible().import_path[2:]
-    environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), "MPLCONFIGDIR": "/tmp"}
-    library = f"{PYTHON_ROOT}/{sys.platlibdir}" if strict else os.path.join(sys.base_prefix, sys.platlibdir)
+def _link_packages(base_directory: str) -> None:
+    """Make a directory of links to the packages: what else lies beside them is not there to be found or listed."""
+    os.mkdir(f"{base_directory}/{_PACKAGES}", 0o755)
+    for path in visible().packages:
+        os.symlink(path, f"{base_directory}/{_PACKAGES}/{path.name}")
+
+
+def _environment(base_directory: str | None) -> dict[str, str]:
+    """Return the environment of an interpreter on the host, or (None) in the private root.
+
+    On the way to the private root, with "", no packages are needed.
+    """
+    packages = PACKAGES_ROOT if base_directory is None else f"{base_directory}/{_PACKAGES}"
+    environment = {**_ENVIRONMENT, "PYTHONPATH": packages, "MPLCONFIGDIR": "/tmp"}
+    inside = base_directory is None
+    library = f"{PYTHON_ROOT}/{sys.platlibdir}" if inside else os.path.join(sys.base_prefix, sys.platlibdir)
     if any(Path(sys.base_prefix, sys.platlibdir).glob("libpython3.*so*")):  # found by an absolute path otherwise
         environment["LD_LIBRARY_PATH"] = library
     return environment

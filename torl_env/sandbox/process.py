@@ -84,6 +84,8 @@ class Zygote:
                 self._process = start_interpreter(isolation, packages, self._base_directory, theirs)
             except OSError as error:
                 self._control.close()
+                if self._base_directory:
+                    remove_tree(self._base_directory)
                 raise SandboxProcessError(f"the interpreter did not start ({error.strerror})") from error
         self._control.setblocking(False)
         self.alive = True

@@ -34,17 +34,17 @@ class Visible:
     Attributes:
         root: of the private root (strict).
         readable: files and directories of the host that may be read (fallback).
-        listable: directories whose names may be listed, so that the import system finds the packages (fallback).
+        standard_library: a directory that may be listed, so that the import system finds what is in it (fallback).
         devices: that may be read and written (fallback).
-        import_path: `sys.path` of an interpreter on the host (fallback).
+        packages: files and directories of the packages; the import system is to find these alone (fallback).
         others_can_read: whether another user can reach the interpreter by its path.
     """
 
     root: Plan
     readable: list[str]
-    listable: list[str]
+    standard_library: str
     devices: list[str]
-    import_path: list[str]
+    packages: list[Path]
     others_can_read: bool
 
 
@@ -66,14 +66,13 @@ def visible() -> Visible:
     readable = [path for path in stdlib.iterdir() if path.name not in ("site-packages", "dist-packages")]
     readable += [*library.glob("*.so*"), *packages]
     readable += [Path(path) for path in _LIBRARIES] + list(Path("/usr/lib").glob("*-linux-gnu*"))
-    parents = sorted({path.parent for path in packages})
     return Visible(
         root={"binds": binds, "covers": covers, "links": links},
         readable=[str(path) for path in readable if path.exists()],
-        listable=[str(path) for path in (stdlib, *parents)],
+        standard_library=str(stdlib),
         devices=[path for path in _DEVICES if os.path.exists(path)],
-        import_path=[str(stdlib), str(stdlib / "lib-dynload"), *map(str, parents)],
-        others_can_read=all(_others_can_read(path) for path in (stdlib, *parents)),
+        packages=packages,
+        others_can_read=all(_others_can_read(path) for path in {stdlib, *(path.parent for path in packages)}),
     )
 
 

@@ -81,9 +81,11 @@ def start(plan: dict[str, Any], control_fd: int, proc: int | None) -> dict[str, 
     control = socket.socket(fileno=control_fd)
     try:
         setting = _set_up(plan, proc)
+        control.send(marshal.dumps(("ready",)))
     except Exception as error:
+        if not plan["strict"]:
+            shutil.rmtree(plan["base_directory"], ignore_errors=True)  # the owner may be gone
         _fail(control_fd, error)
-    control.send(marshal.dumps(("ready",)))
     task = _serve(control, setting)
     program.reseed(task["seed"])
     return task
