@@ -11,6 +11,7 @@ import ray
 from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from safetensors.torch import load_file
 
 from experiments.quickstart import quickstart
 from learners.algorithm import ToRL
@@ -180,6 +181,26 @@ def test_two_learners_train_save_and_go_on_exactly(cluster: None, tmp_path: Path
         assert learner_figures(restored.train())["num_optimizer_steps"] == 6
     finally:
         restored.stop()
+
+
+def test_adapters_alone_are_trained_and_the_engine_samples_with_them(cluster: None, tmp_path: Path) -> None:
+    algo = small(tmp_path / "run").language_model(lora_rank=4).training(lr=1e-2, measure_kl=True).build_algo()
+    try:
+        figures = [learner_figures(algo.train()) for _ in range(2)]
+        checkpoint = Path(algo.save_to_path(str(tmp_path / "checkpoint")))
+        algo.learner_group.export_hf(str(tmp_path / "model"))
+    finally:
+        algo.stop()
+    # The second batch was sampled with the adapters of the first update merged in: they have moved the policy away
+    # from the base model, and the engine's log-probs are still the learner's.
+    assert figures[0]["kl"] == pytest.approx(0, abs=1e-6) and figures[1]["kl"] > 1e-4
+    assert [step["num_optimizer_steps"] for step in figures] == [1, 2]
+    assert all(0 < step["logp_diff_max"] < 1e-4 for step in figures)
+    # Rank 4 x (in + out) of the seven linear layers of each of 4 layers, in float32 and twice more for Adam.
+    adapters = 4 * 4 * ((128 + 128) * 2 + (128 + 64) * 2 + (128 + 384) * 3)
+    written = sum(path.stat().st_size for path in (checkpoint / "learner_group").rglob("*.distcp"))
+    assert 12 * adapters < written < 2 * 12 * adapters  # the base model alone would be 3.4 MB more
+    assert not any("lora" in name for name in load_file(tmp_path / "model" / "model.safetensors"))
 
 
 def test_tune_runs_two_trials_and_the_seed_decides_the_tokens(cluster: None, tmp_path: Path) -> None:
