@@ -13,7 +13,9 @@ runs/<recipe>-<time>/
 import fcntl
 import json
 import math
+import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,15 +46,20 @@ class RunFolder:
         Raises:
             ValueError: if another process has it.
         """
-        lock = (self.path / _LOCK).open("w")
+        lock = (self.path / _LOCK).open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            lock.seek(0)
+            writer = lock.read().strip()
             lock.close()
             raise ValueError(
-                f"Another run is writing to {self.path}. Wait for it or stop it, or name another folder with "
-                f"`--storage-path`."
+                f"Another run ({writer}) is writing to {self.path}. Wait for it or stop it, or name another folder "
+                f"with `--storage-path`."
             ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
         self._lock = lock
 
     @classmethod

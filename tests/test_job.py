@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 MARK = "TORL_TEST_JOB"
-NUM_ITERATIONS = 6
+NUM_ITERATIONS = 8
 COMMAND = [
     "python",
     "-m",
@@ -95,10 +95,6 @@ class Cluster:
             except psutil.Error:  # it ended meanwhile
                 continue
 
-    def driver(self) -> psutil.Process:
-        [driver] = [p for p in self.processes() if p.cmdline()[1:3] == ["-m", "experiments.train"]]
-        return driver
-
     def close(self) -> None:
         for process in [self.process, *self.processes()]:
             try:
@@ -146,17 +142,15 @@ def figures(folder: Path) -> list[tuple[Any, ...]]:
 
 def test_a_killed_job_goes_on_exactly_when_its_command_is_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
     killed = cluster.submit()
-    lines = []
+    output = ""
     assert killed.stdout is not None
     for line in killed.stdout:
-        lines.append(line)
+        output += line
         if re.match(r"iteration +3/", line):
-            cluster.driver().send_signal(signal.SIGKILL)
-    output = "".join(lines)
-    assert killed.wait() != 0 and "iteration    3/" in output and "iteration    6/" not in output, output
-    assert "\x1b[" not in "".join(line for line in lines if line.startswith(("iteration", "[")))
-    [named] = re.findall(r"run folder (.*)", output)
-    folder = Path(named)
+            folder = Path(re.findall(r"run folder (.*)", output)[0])
+            os.kill(int((folder / "run.lock").read_text().split()[1]), signal.SIGKILL)
+    assert killed.wait() != 0 and "iteration    3/" in output and "iteration    8/" not in output, output
+    assert not re.search(r"^(iteration|\[).*\x1b", output, re.MULTILINE)  # plain lines, no control codes
     assert folder.parent == cluster.home / "torl-runs"
 
     again = cluster.submit()

@@ -95,7 +95,7 @@ def test_a_folder_has_one_writer_and_is_free_again_when_that_is_killed(tmp_path:
         command, cwd=ROOT, env=os.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None and other.stdout.readline() == "mine\n"
-        with pytest.raises(ValueError, match="Another run is writing to"):
+        with pytest.raises(ValueError, match=rf"Another run \(process {other.pid} on .*\) is writing to"):
             RunFolder(tmp_path / "run").claim()
         other.kill()
         other.wait()
