@@ -56,20 +56,50 @@ def test_more_callers_than_workers_wait_their_turn(workers: GradingWorkers) -> N
     with ThreadPoolExecutor(8) as threads:
         verdicts = list(threads.map(lambda i: workers.is_equal(f"x + {i}", f"{i} + x"), range(16)))
     assert verdicts == [True] * 16
-    assert len(workers._idle) <= 2  # one of each lane
+    assert len(workers._idle) == 1
 
 
 def test_hanging_comparisons_leave_the_quick_lane() -> None:
-    pool = GradingWorkers(max_workers=1, limit_s=6.0)
+    pool = GradingWorkers(max_workers=1, limit_s=60.0)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(pool.is_equal, "5", HANG)
-        assert pool.is_equal_quick(*EQUAL) is True  # once the hanging one has left the only place
+        while pool._patient_places._value:  # until the hanging one has given its quick place up
+            assert pool.is_equal_quick(*EQUAL) is True
         with pytest.raises(TooSlowError):
             pool.is_equal_quick("5", HANG)  # the patient lane is full
         assert pool.is_equal_quick(*EQUAL) is True
         assert not hanging.done()
+        pool.close()
         assert hanging.result() is None
+
+
+def test_comparisons_that_hang_leave_a_place_for_a_short_one_before_they_are_given_up() -> None:
+    pool = GradingWorkers(max_workers=1, limit_s=60.0, quick_s=10.0)
+    assert pool.is_equal(*EQUAL) is True
+    hanging = [
+        pool.quick.submit(pool.is_equal_quick, "5", HANG) for _ in range(2)
+    ]  # ten seconds of processor time each
+    assert pool.quick.submit(pool.is_equal_quick, *EQUAL).result() is True
+    assert not any(future.done() for future in hanging)
     pool.close()
+    assert [future.result() for future in hanging] == [None, None]  # and closing ends what is busy
+
+
+def test_a_question_that_others_left_no_processor_time_is_late_but_not_lost(
+    workers: GradingWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = workers.num_lost
+    monkeypatch.setattr(workers, "limit_s", 0.0)  # over before any processor time is used
+    with pytest.raises(TooSlowError):
+        workers.is_equal_quick("5", HANG)
+    assert workers.num_lost == lost
+
+
+def test_a_crowd_is_not_kept(workers: GradingWorkers) -> None:
+    crowd = [workers._take() for _ in range(3)]
+    for worker in crowd:
+        workers._put_back(worker)
+    assert len(workers._idle) == workers.max_workers == 1
 
 
 def test_workers_end_with_their_owner() -> None:
@@ -78,7 +108,9 @@ def test_workers_end_with_their_owner() -> None:
         "from torl_env.grading.workers import GradingWorkers\n"
         "pool = GradingWorkers(1)\n"
         "assert pool.is_equal('x', 'x')\n"
-        "print(pool._parent._process.pid, pool._idle[0].pid, flush=True)\n"
+        "busy = pool._parent.fork()\n"
+        f"busy.ask('5', '{HANG}')\n"
+        "print(pool._parent._process.pid, pool._idle[0].pid, busy.pid, flush=True)\n"
         "input()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -88,7 +120,7 @@ def test_workers_end_with_their_owner() -> None:
     owner.communicate("\n")
     assert owner.returncode == -signal.SIGKILL
     for process in processes:
-        assert select.select([process], [], [], 30)[0], "a worker outlived its owner"
+        assert select.select([process], [], [], 15)[0], "a worker outlived its owner"
         os.close(process)
 
 

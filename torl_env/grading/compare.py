@@ -61,13 +61,14 @@ def equal(gold: str, answer: str, ask: Ask) -> bool:
         return _equal_items(readings[0][0][0], readings[0][1][0], ask)
     if any(_same_in_any_order(*reading, ask) for reading in readings if len(reading[0]) == len(reading[1])):
         return True
-    if "\\cup" in gold and "\\cup" in answer:
+    if "\\cup" in gold or "\\cup" in answer:
         return _asked(gold, answer, ask)  # the same set may be cut in other places
     return _list_for_tuple(gold, answer, ask)
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    """Return a text without its spaces, but for those between digits: "1 2" is not 12."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _same_in_any_order(gold: Sequence[str], answer: Sequence[str], ask: Ask) -> bool:
@@ -89,6 +90,8 @@ def _list_for_tuple(gold: str, answer: str, ask: Ask) -> bool:
     gold, answer = parts.value(gold), parts.value(answer)
     for first, second in ((gold, answer), (answer, gold)):
         inner = parts.tuple_items(first)
+        if inner and inner[0] == "[]" and len(inner[1]) == 2:
+            return False  # a closed interval
         if inner and not parts.tuple_items(second) and second[:1] not in ("{", "\\"):
             outer = parts.items(second)
             return len(inner[1]) == len(outer) and all(
@@ -172,9 +175,13 @@ def _equal_named(gold: str, answer: str, ask: Ask) -> bool:
     """Values are compared where one side or both give a name to theirs; equations are compared as equations."""
     gold_named, answer_named = parts.named(gold), parts.named(answer)
     if gold_named and answer_named:
-        if gold_named[0] == answer_named[0] or _same_function(gold_named, answer_named):
+        if gold_named[0] == answer_named[0]:
             return equal(gold_named[1], answer_named[1], ask)
-        return _asked(gold, answer, ask)
+        renamed = _same_function(gold_named, answer_named)
+        if renamed is not None:
+            return equal(gold_named[1], renamed, ask)
+        calls = "(" in gold_named[0] and "(" in answer_named[0]
+        return not calls and _asked(gold, answer, ask)  # f(2) = 3 is not f(3) = 2
     if gold_named and "=" not in answer:
         return not _compound(gold) and equal(gold_named[1], answer, ask)
     if answer_named and "=" not in gold:
@@ -186,10 +193,15 @@ def _compound(text: str) -> bool:
     return bool(re.search(r"\\forall|\\exists", text))
 
 
-def _same_function(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
-    """W(n) = 1 and W(x) = 1 name the same constant function."""
-    heads = [re.fullmatch(r"([A-Za-z]+)\([a-z]\)", name) for name, _ in (gold, answer)]
-    return bool(heads[0] and heads[1] and heads[0][1] == heads[1][1])
+def _same_function(gold: tuple[str, str], answer: tuple[str, str]) -> str | None:
+    """Return the answer's value in the gold's letter: f(x) = 2x and f(t) = 2t are one function; None for two."""
+    heads = [re.fullmatch(r"([A-Za-z]+)\(([a-z])\)", name) for name, _ in (gold, answer)]
+    if not (heads[0] and heads[1] and heads[0][1] == heads[1][1]):
+        return None
+    letter = r"(?<![A-Za-z\\]){}(?![A-Za-z])"
+    if re.search(letter.format(heads[0][2]), answer[1]):
+        return None
+    return re.sub(letter.format(heads[1][2]), heads[0][2], answer[1])
 
 
 def _equal_ratios(gold: str, answer: str, ask: Ask) -> bool:
@@ -214,14 +226,27 @@ def _nonzero(terms: list[str]) -> list[Fraction]:
 
 
 def _equal_quantities(gold: str, answer: str, ask: Ask) -> bool:
-    """A unit may be left out, but not exchanged; a per cent sign may be left out or worked out."""
+    """A unit may be left out, but not exchanged; a per cent sign may be left out or worked out, degrees in radians."""
     (gold, gold_unit), (answer, answer_unit) = parts.quantity(gold), parts.quantity(answer)
+    if gold_unit != answer_unit and not (parts.is_unit(gold_unit) and parts.is_unit(answer_unit)):
+        return False
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return False
     if "%" in (gold_unit, answer_unit) and gold_unit != answer_unit:
         percent, plain = (gold, answer) if gold_unit == "%" else (answer, gold)
-        return _equal_formulas(percent, plain, ask) or _equal_formulas(rf"\frac{{{percent}}}{{100}}", plain, ask)
+        if _equal_formulas(rf"\frac{{{percent}}}{{100}}", plain, ask):
+            return True
+        return (gold_unit == "%" or not _is_share(gold)) and _equal_formulas(percent, plain, ask)
+    if "degree" in (gold_unit, answer_unit) and gold_unit != answer_unit and "\\pi" in gold + answer:
+        degrees, plain = (gold, answer) if gold_unit else (answer, gold)
+        return _equal_formulas(rf"\frac{{({degrees})\pi}}{{180}}", plain, ask)
     return _equal_formulas(gold, answer, ask)
+
+
+def _is_share(gold: str) -> bool:
+    """Return whether a gold is a number below 1, to which no per cent sign can be added: 0.25 is not 0.25%."""
+    number = exact.read(gold).value
+    return isinstance(number, Fraction) and abs(number) < 1
 
 
 def _equal_formulas(gold: str, answer: str, ask: Ask) -> bool:
@@ -241,7 +266,13 @@ def _equal_formulas(gold: str, answer: str, ask: Ask) -> bool:
 
 
 def _asked(gold: str, answer: str, ask: Ask) -> bool:
-    """Ask, unless the letters differ in case: A and a are two symbols, but one to math-verify."""
+    """Ask, unless math-verify is known not to see the difference.
+
+    A and a are two symbols, an ellipsis stands for what is left out, and "1 2" is no number.
+    """
+    for sign in (r"\\ldots(?![a-zA-Z])", r"^[-+]?\d+(?:\s+\d+)+$"):
+        if bool(re.search(sign, gold)) != bool(re.search(sign, answer)):
+            return False
     letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in (gold, answer)]
     folded = [{letter.lower() for letter in found} for found in letters]
     if folded[0] == folded[1] and letters[0] != letters[1]:

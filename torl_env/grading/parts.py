@@ -11,8 +11,11 @@ _AND_OR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|
 RELATION = re.compile(r"<|>|\\leq(?![a-zA-Z])|\\geq(?![a-zA-Z])|\\neq(?![a-zA-Z])|=|\\in(?![a-zA-Z])")
 _NAME = re.compile(
     r"(?:\\(?:angle|triangle|overline|vec|text|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|rho|sigma|tau|omega|"
-    r"Delta|Omega|max|min|nu|eta|xi|psi|pi|prime|frac(?=\s*\{[A-Z]{2}\}\s*\{[A-Z]{2}\}))|[A-Za-z(),:|'{}\s]|\^\{?-1\}?)+"
+    r"Delta|Omega|max|min|nu|eta|xi|psi|pi|prime|frac(?=\s*\{[A-Z]{2}\}\s*\{[A-Z]{2}\}))|[A-Za-z(),:|'{}\s]|\^\{?-1\}?"
+    r"|(?<=[A-Za-z])\(-?\d+\))+"
 )
+_CONDITION = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:](.*)\\\}", re.DOTALL)
+_NOT_A_UNIT = re.compile(r"\b(?:is|are|not|or|and|if|when|where|than|at|least|most|more|less|but|only)\b")
 _HALF_OPEN = re.compile(r"([A-Za-z])\s*(\([^()\[\]]*,[^()\[\]]*\]|\[[^()\[\]]*,[^()\[\]]*\))")
 _SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\w|\\[a-zA-Z]+)")
 _WORD_UNITS = re.compile(
@@ -95,12 +98,19 @@ def named(text: str) -> tuple[str, str] | None:
 
 
 def value(text: str) -> str:
-    assignment = named(text)
+    """Return what a name is given, or the text itself; the text if there are several names."""
+    entries = split(text, ",")
+    several = len(entries) > 1 and all("=" in entry for entry in entries)
+    assignment = None if several else named(text)
     return assignment[1] if assignment else text
 
 
 def interval(text: str) -> tuple[str, str] | None:
-    r"""Read x > 2, 2 < x \leq 5 and x \in (2, 5] as (name, interval); an interval itself has the name ""."""
+    r"""Read x > 2, 2 < x \leq 5, x \in (2, 5] and \{x | x > 2\} as (name, interval); an interval has the name ""."""
+    condition = _CONDITION.fullmatch(text)
+    if condition:
+        found = interval(condition[2].strip())
+        return ("", found[1]) if found and found[0] == condition[1] else None
     relations = [match[0] for match in RELATION.finditer(text)]
     sides = [side.strip() for side in RELATION.split(text)]
     if not relations:
@@ -126,6 +136,11 @@ def interval(text: str) -> tuple[str, str] | None:
 
 def _is_symbol(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z]|\\[a-z]+", _SUBSCRIPT.sub("", text).strip()))
+
+
+def is_unit(name: str) -> bool:
+    """Return whether words behind a value may be its unit: "or more" and "is wrong" say something about it."""
+    return not _NOT_A_UNIT.search(name)
 
 
 def quantity(text: str) -> tuple[str, str]:

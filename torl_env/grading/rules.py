@@ -5,6 +5,7 @@ read off a pair of strings; what they leave is LaTeX that math-verify reads as i
 """
 
 import re
+from unicodedata import normalize
 
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
 _SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad|\\(?:display|text)style(?![a-zA-Z])|\\n(?![a-zA-Z])|\\limits")
@@ -39,10 +40,10 @@ _SYNONYMS = [
         ("π", r"\\pi "),
         ("∞", r"\\infty "),
         ("∪", r"\\cup "),  # noqa: RUF001
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r" \\cup "),
+        (r"\\varnothing(?![a-zA-Z])|∅", r"\\emptyset "),
         ("∈", r"\\in "),
         ("±", r"\\pm "),
-        ("²", "^{2}"),
-        ("³", "^{3}"),
         (r"\\degree(?![a-zA-Z])|\^\s*\\circ(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|°", r"^\\circ "),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
@@ -54,24 +55,41 @@ _ROW_BREAK = re.compile(r"(?:\\\\\s*)+(?=\\end\{)")
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln"
 _CALL = re.compile(rf"(?<![a-zA-Z\\])(sqrt|exp|abs|{_FUNCTIONS})\s*\(")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_REPEATING = re.compile(r"(?<![\d.])(\d{0,50})\.(\d{0,50})\\(?:overline|bar)\s*\{?(\d{1,50})(?!\d)\}?(?!\d)")
+_MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MAGNITUDE = re.compile(rf"(\d)\s*(\\text\s*\{{)?\s*({'|'.join(_MAGNITUDES)})(?![a-zA-Z])")
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _BRACKET_OR_CHARACTER = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 
 
 def bare(text: str) -> str:
     r"""Take off math delimiters, sizes, spacing and fonts, and spell operators one way."""
-    text = undouble(text)
+    text = undouble(unicode_forms(text))
     text = re.sub(r"\\!\s*", "", text.replace("{,}", ","))
     text = currency(text)
     text = _SIZES.sub("", text)
     text = _DELIMITERS.sub(" ", text)
-    text = _SPACES.sub(" ", text)
+    text = reals(_SPACES.sub(" ", text))
     text = _FONTS.sub(r"\\text", text)
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
     text = _ROW_BREAK.sub("", text)
+    text = magnitudes(repeating_decimals(text))
     text = text_symbols(bare_fractions(text))
     return strip_ends(re.sub(r"^\s*=", "", text))  # "= 5" leaves out what is 5
+
+
+def unicode_forms(text: str) -> str:
+    """Read full-width, superscript and fraction characters as what they show, and invisible ones as nothing."""
+    text = re.sub("[\u200b-\u200d\u2060\ufeff]", "", text)
+    text = re.sub("[\uff01-\uff5e]", lambda match: normalize("NFKC", match[0]), text)
+    text = re.sub("[\u00bc-\u00be\u2150-\u215e]", _vulgar_fraction, text)
+    return re.sub("[⁺⁻]?[⁰¹²³⁴-⁹]+", lambda match: f"^{{{normalize('NFKC', match[0])}}}", text)
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    numerator, _, denominator = normalize("NFKC", match[0]).partition("\u2044")
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
 
 
 def undouble(text: str) -> str:
@@ -93,6 +111,27 @@ def _braced_numerator(match: re.Match[str]) -> str:
 def currency(text: str) -> str:
     r"""Drop a currency sign before an amount: \$36 is 36."""
     return re.sub(r"(?:\\\$|[€£¥₹])\s*(?=[\d.])", "", text)
+
+
+def reals(text: str) -> str:
+    r"""Read the set of the real numbers, \mathbb{R}, as the interval it is."""
+    return re.sub(r"\\mathbb\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))|ℝ", r"(-\\infty,\\infty)", text)  # noqa: RUF001
+
+
+def repeating_decimals(text: str) -> str:
+    r"""Read a decimal whose last digits have a bar (0.1\overline{6}) as the fraction it is."""
+
+    def fraction(match: re.Match[str]) -> str:
+        whole, fixed, repeated = match[1] or "0", match[2], match[3]
+        numerator = int(whole + fixed + repeated) - int(whole + fixed)
+        return rf"\frac{{{numerator}}}{{{(10 ** len(repeated) - 1) * 10 ** len(fixed)}}}"
+
+    return _REPEATING.sub(fraction, text)
+
+
+def magnitudes(text: str) -> str:
+    r"""Read "million" and its like behind a number as the power of ten it means."""
+    return _MAGNITUDE.sub(lambda match: rf"{match[1]} \cdot {10 ** _MAGNITUDES[match[3]]}{match[2] or ' '}", text)
 
 
 def text_symbols(text: str) -> str:
@@ -203,7 +242,7 @@ def _looks_prose(found: list[str]) -> bool:
 
 def choice(text: str) -> str | None:
     r"""Return the letter of a multiple-choice answer: "C", "(C)", or "C" with the option's text after a mark."""
-    match = re.match(r"\(?\s*([A-J])\s*(?:\)|(?=[:.]\s*\S)|$)", text)
+    match = re.match(r"\(?\s*([A-J])\s*(?:\)|(?=[:.]\s*\S)|\.?$)", text)
     return match[1] if match else None
 
 
