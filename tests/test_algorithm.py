@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray import tune
+from ray import serve, tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from safetensors.torch import load_file
@@ -17,7 +17,7 @@ from experiments.quickstart import quickstart
 from learners.algorithm import ToRL
 from learners.batch import Batch
 from learners.config import ToRLConfig
-from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
+from torl_env.sandbox.deployment import SERVE_ENVIRONMENT, stop_sandbox
 
 # Building the actors takes most of the time, and the first test pays for Ray and Serve too.
 pytestmark = pytest.mark.timeout(600)
@@ -203,20 +203,29 @@ def test_adapters_alone_are_trained_and_the_engine_samples_with_them(cluster: No
     assert not any("lora" in name for name in load_file(tmp_path / "model" / "model.safetensors"))
 
 
-def test_tune_runs_two_trials_and_the_seed_decides_the_tokens(cluster: None, tmp_path: Path) -> None:
-    config = small(tmp_path).reporting(run_dir=None)
+def stop_after_seed_plus_one(trial_id: str, result: dict[str, Any]) -> bool:
+    return result["training_iteration"] > result["config"]["seed"]
+
+
+def test_tune_trials_share_a_sandbox_that_none_removes_and_the_seed_decides_the_tokens(
+    cluster: None, tmp_path: Path
+) -> None:
+    config = small(tmp_path).reporting(run_dir=None).sandbox(app="shared")
     config.seed = tune.grid_search([0, 1])
     results = tune.Tuner(
         ToRL,
         param_space=config,
-        run_config=tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0),
+        run_config=tune.RunConfig(stop=stop_after_seed_plus_one, storage_path=str(tmp_path), verbose=0),
     ).fit()
+    assert serve.status().applications["shared"].status == "RUNNING"
+    stop_sandbox("shared")
     assert results.num_errors == 0 and len(results) == 2
     sampled = []
-    for result in results:
-        assert result.metrics["training_iteration"] == 1
+    for seed, result in enumerate(results):
+        assert result.metrics["training_iteration"] == seed + 1
+        assert result.metrics["env_runners"]["excluded_ratio"] == 0
         assert np.isfinite(result.metrics["env_runners"]["episode_return_mean"])
         [episodes] = Path(result.path).rglob("episodes.jsonl")
         sampled.append([json.loads(line)["token_ids"] for line in episodes.read_text().splitlines()])
-    assert len(sampled[0]) == len(sampled[1]) == 16
-    assert sampled[0] != sampled[1]
+    assert [len(tokens) for tokens in sampled] == [16, 32]
+    assert sampled[0] != sampled[1][:16]

@@ -33,7 +33,8 @@ def row(calls: int, kl: float, accuracy: float, *, status: str = "done", step_s:
 
 
 def test_wilson_interval_agrees_with_a_calculation_by_hand() -> None:
-    # Half of 100: centre (0.5 + 3.8415 / 200) / 1.038415 = 0.5, half width 1.96 sqrt(0.0025 + 3.8415 / 40000) / 1.038415.
+    # Half of 100: the centre is (0.5 + 3.8415 / 200) / 1.038415 = 0.5,
+    # half the width 1.96 sqrt(0.0025 + 3.8415 / 40000) / 1.038415 = 0.09617.
     low, high = wilson(0.5, 100)
     assert (low, high) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
     # All correct: the upper end is 1, the lower 1 / (1 + z^2/n) = 100 / 103.8415.

@@ -1,0 +1,127 @@
+"""`python -m experiments.sweep` as a user runs it: what it refuses, a trial that fails among others, and restoring."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray import tune
+
+from experiments.quickstart import TINY_BASE
+from experiments.sweep import main, parse_arguments
+from experiments.sweep_run import Plan, Sweep
+from learners.algorithm import ToRL
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "num_problems_per_step=4",
+    "group_size=4",
+    "minibatch_size=16",
+    "evaluation_duration=8",
+    "num_learners=0",  # one process less to start in each trial
+]
+
+
+def plan(*arguments: str) -> Plan:
+    return Plan.of_arguments(parse_arguments(["quickstart", *arguments]))
+
+
+def test_a_plan_has_the_grid_in_the_order_of_the_options() -> None:
+    made = plan("--max-tool-calls", "0", "1", "--kl-coeff", "0", "0.01", "--seeds", "2", "--grid", "lr=1e-4,2e-4")
+    assert made.grid == {
+        "max_tool_calls": ["0", "1"],
+        "kl_coeff": ["0", "0.01"],
+        "lr": ["1e-4", "2e-4"],
+        "seed": ["0", "1"],
+    }
+    assert made.num_iterations == 50  # the recipe's
+
+
+def test_every_trial_measures_the_kl_and_ends_with_an_evaluation() -> None:
+    config = plan("--num-iterations", "7").config()
+    assert config.measure_kl
+    assert config.evaluation_interval == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quikstart"], "Did you mean: quickstart"),
+        (["quickstart", "--kl-coeff", "0", "-1"], "`kl_coeff` must be >= 0"),
+        (["quickstart", "--max-tool-calls", "one"], "`max_tool_calls` takes int"),
+        (["quickstart", "--grid", "kl_coef=0,1"], "Did you mean: kl_coeff"),
+        (["quickstart", "--kl-coeff", "0", "--grid", "kl_coeff=1"], "names `kl_coeff` twice"),
+        (["quickstart", "--seeds", "0"], "`--seeds` must be at least 1"),
+        (["quickstart", "--num-iterations", "0"], "at least 1"),
+        (["quickstart", "--num-iterations", "5", "--set", "evaluation_interval=2"], "must divide"),
+        (["quickstart", "--restore", "nowhere"], "is not a sweep's folder"),
+        (["quickstart", "--restore", "nowhere", "--seeds", "2"], "as it was started"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a sweep"):
+        Sweep.prepare(parse_arguments(["quickstart", "--storage-path", str(tmp_path)]))
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.sweep", "quickstart", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def trials(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of `trials.csv` by the name of the model's folder."""
+    with (folder / "trials.csv").open() as file:
+        return {Path(row["model"]).name: row for row in csv.DictReader(file)}
+
+
+def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_restore(tmp_path: Path) -> None:
+    broken = shutil.copytree(TINY_BASE, tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    folder = tmp_path / "sweep"
+
+    first = run(
+        "--grid", f"model={broken},{TINY_BASE}", "--num-iterations", "2", "--storage-path", str(folder), "--set", *SMALL
+    )
+    assert first.returncode == 1, first.stdout + first.stderr
+    assert "2 at once" in first.stdout
+    assert "FAILED  model=broken" in first.stderr
+    rows = trials(folder)
+    assert (rows["broken"]["status"], rows["tiny_base"]["status"]) == ("failed", "done")
+    # Both share the sandbox; programs still ran in the second iteration, long after the first trial had failed.
+    results = [
+        json.loads(line) for line in (Path(rows["tiny_base"]["folder"]) / "result.json").read_text().splitlines()
+    ]
+    assert [result["training_iteration"] for result in results] == [1, 2]
+    assert results[1]["sandbox"]["num_runs"] > results[0]["sandbox"]["num_runs"] > 0
+    assert results[1]["env_runners"]["excluded_ratio"] == 0
+
+    weights.write_bytes(whole)
+    second = run("--restore", str(folder))
+    assert second.returncode == 0, second.stdout + second.stderr
+    again = trials(folder)
+    assert [again[name]["status"] for name in ("broken", "tiny_base")] == ["done", "done"]
+    assert again["tiny_base"] == rows["tiny_base"]
+    assert (folder / "sweep.png").exists()
+
+    grid = tune.Tuner.restore(str(folder), ToRL).get_results()
+    assert [result.metrics["training_iteration"] for result in grid] == [2, 2]
