@@ -138,6 +138,9 @@ class ToRL(Algorithm):
         self.metrics.log_value(("timings", "tool_idle_share"), batch.metrics["tool_idle_s"] / step_s, window=1)
         self.last_batch = batch
         self._log_step(batch, update.metrics)
+        if self._iterations_since_restore == 0:
+            # Tune restores a trial in its own folder, which may hold what this run does again.
+            records.truncate_after(self._record_dir, self.iteration)
         if records.is_recorded(iteration):
             lines = batch.lines(
                 iteration=iteration,
