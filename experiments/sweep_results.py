@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle
-from ray.tune.result import EXPR_PARAM_PICKLE_FILE
-
 from experiments.report_text import number
 from experiments.sweep_grid import label, value_of
 
@@ -63,20 +60,19 @@ class TrialRow:
         return wilson(self.accuracy, self.num_problems)
 
 
-def read(results: Any, keys: Sequence[str], num_iterations: int) -> list[TrialRow]:
+def read(
+    results: Any, configs: Mapping[str, Mapping[str, Any]], keys: Sequence[str], num_iterations: int
+) -> list[TrialRow]:
     """Return the rows of Tune's `ResultGrid`, trials that never started left out.
 
     Args:
         results: `ray.tune.ResultGrid`.
+        configs: folder of a trial -> its config, which a `Result` has only after the trial's first report.
         keys: of the grid.
         num_iterations: of a whole trial.
     """
-    rows = []
-    for result in results:
-        params = Path(result.path or "", EXPR_PARAM_PICKLE_FILE)  # unlike `result.config` there before the first report
-        if params.exists():
-            rows.append(_row(result, cloudpickle.loads(params.read_bytes()), keys, num_iterations))
-    return rows
+    began = [result for result in results if result.error or "training_iteration" in result.metrics]
+    return [_row(result, configs[result.path], keys, num_iterations) for result in began]
 
 
 def _row(result: Any, config: Mapping[str, Any], keys: Sequence[str], num_iterations: int) -> TrialRow:

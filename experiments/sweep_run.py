@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,9 @@ from learners.config import ToRLConfig
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
 _STATE = "sweep.json"
+# What Tune says of failures and interruptions, at length; the end of the sweep says it in a line each.
+_TUNE_LOGGERS = ("ray.tune.execution.tune_controller", "ray.tune.tune", "ray.tune.analysis.experiment_analysis")
+_TUNE_SAYS = ("Trial task failed", "Trials did not complete", "Failed to fetch metrics", "Experiment has been inter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,8 @@ class Sweep:
             ValueError: on an unknown recipe, key or value, an invalid combination or a wrong `--restore`.
         """
         quiet_libraries()
+        for name in _TUNE_LOGGERS:
+            logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_TUNE_SAYS))
         if arguments.restore:
             folder = arguments.restore.resolve()
             plan = _restored_plan(arguments, folder)
@@ -192,22 +198,29 @@ class Sweep:
 
     def _report(self, results: Any) -> int:
         plan = self.plan
-        rows = sweep_results.read(results, list(plan.grid), plan.num_iterations)
-        failed = [row for row in rows if row.status == "failed"]
+        trials = tune.ExperimentAnalysis(results.experiment_path).trials
+        configs = {trial.path: trial.config for trial in trials}
+        rows = sweep_results.read(results, configs, list(plan.grid), plan.num_iterations)
         num_left = num_trials(plan.grid) - results.num_terminated - results.num_errors
         if rows:
             table = sweep_results.write_csv(rows, self.folder / "trials.csv")
             picture = sweep_figure.draw(rows, self.folder / "sweep.png")
             print(f"\n{sweep_results.tables(rows)}\n\ntable   {table}\nfigure  {picture}", flush=True)
-        for row in failed:
-            print(f"FAILED  {row.name}: {row.error}\n        {row.folder}", file=sys.stderr, flush=True)
+        for result in results:
+            if result.error:
+                # Tune keeps it in a temporary folder only.
+                Path(result.path).mkdir(exist_ok=True)
+                Path(result.path, "error.txt").write_text(str(result.error))
+        for row in rows:
+            if row.status == "failed":
+                print(f"FAILED  {row.name}: {row.error}\n        {row.folder}/error.txt", file=sys.stderr)
         again = f"python -m experiments.sweep {plan.recipe} --restore {self.folder}"
         if num_left:
             print(f"{num_left} trials are not done. Go on with: {again}", file=sys.stderr, flush=True)
             return 128 + signal.SIGINT
-        if failed:
-            print(f"{len(failed)} of {len(rows)} trials failed. Try them again with: {again}", file=sys.stderr)
-        return 1 if failed else 0
+        if results.num_errors:
+            print(f"{results.num_errors} trials failed. Try them again with: {again}", file=sys.stderr, flush=True)
+        return 1 if results.num_errors else 0
 
 
 def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:

@@ -104,9 +104,11 @@ def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_r
     )
     assert first.returncode == 1, first.stdout + first.stderr
     assert "2 at once" in first.stdout
-    assert "FAILED  model=broken" in first.stderr
+    assert "FAILED  model=broken" in first.stderr and "1 trials failed" in first.stderr
+    assert "Traceback" not in first.stdout + first.stderr
     rows = trials(folder)
     assert (rows["broken"]["status"], rows["tiny_base"]["status"]) == ("failed", "done")
+    assert "Traceback" in Path(rows["broken"]["folder"], "error.txt").read_text()
     # Both share the sandbox; programs still ran in the second iteration, long after the first trial had failed.
     results = [
         json.loads(line) for line in (Path(rows["tiny_base"]["folder"]) / "result.json").read_text().splitlines()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from ray import cloudpickle
 
 from experiments import sweep_figure, sweep_results
 from experiments.sweep_results import TrialRow, mean_interval, wilson
@@ -48,14 +47,14 @@ def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
     assert all(math.isnan(end) for end in mean_interval([1.0]))
 
 
-def result(folder: Path, history: list[dict[str, Any]], error: Exception | None = None, **last: Any) -> Any:
-    """Return what Tune knows of a trial, with the file it writes of its parameters."""
-    folder.mkdir()
-    config = {"env_config": {"max_tool_calls": 1}, "kl_coeff": 0.1, "seed": 0}
-    (folder / "params.pkl").write_bytes(cloudpickle.dumps(config))
+CONFIG = {"env_config": {"max_tool_calls": 1}, "kl_coeff": 0.1, "seed": 0}
+
+
+def result(folder: str, history: list[dict[str, Any]], error: Exception | None = None, **last: Any) -> Any:
+    """Return what Tune knows of a trial."""
     frame = pd.DataFrame(history) if history else None
     metrics = {"training_iteration": history[-1]["training_iteration"], **last} if history else {}
-    return SimpleNamespace(path=str(folder), error=error, metrics=metrics, metrics_dataframe=frame)
+    return SimpleNamespace(path=folder, error=error, metrics=metrics, metrics_dataframe=frame)
 
 
 def step(iteration: int, seconds: float, kl: float) -> dict[str, Any]:
@@ -67,12 +66,12 @@ def step(iteration: int, seconds: float, kl: float) -> dict[str, Any]:
     }
 
 
-def test_a_row_has_what_the_trial_measured(tmp_path: Path) -> None:
+def test_a_row_has_what_the_trial_measured() -> None:
     history = [step(1, 9.0, 0.0), *(step(i, 1.0, i / 100) for i in range(2, 8))]
     # A restored trial did iteration 7 again: the later line counts.
     history.append(step(7, 3.0, 0.17))
     evaluation = {"env_runners": {"accuracy": 0.75, "num_episodes": 40, "excluded_ratio": 0.1}}
-    [read] = sweep_results.read([result(tmp_path / "a", history, evaluation=evaluation)], ["kl_coeff"], 7)
+    [read] = sweep_results.read([result("a", history, evaluation=evaluation)], {"a": CONFIG}, ["kl_coeff"], 7)
     assert (read.name, read.status, read.values) == ("kl=0.1", "done", {"kl_coeff": 0.1})
     assert (read.accuracy, read.num_problems) == (0.75, 36)
     # Iterations 2-6 take 2 s, the 7th 4 s, the first does not count: 14 / 6.
@@ -81,16 +80,17 @@ def test_a_row_has_what_the_trial_measured(tmp_path: Path) -> None:
     assert read.final_kl == pytest.approx(0.07)
 
 
-def test_failed_and_stopped_trials_are_rows_without_an_accuracy(tmp_path: Path) -> None:
+def test_failed_and_stopped_trials_are_rows_without_an_accuracy() -> None:
     evaluation = {"env_runners": {"accuracy": 0.75, "num_episodes": 40, "excluded_ratio": 0.0}}
     never_started = SimpleNamespace(path=None, error=None, metrics={}, metrics_dataframe=None)
     error = RuntimeError("first line\nRuntimeError: the last one\n")
     failed, stopped = sweep_results.read(
         [
-            result(tmp_path / "a", [], error=error),
-            result(tmp_path / "b", [step(1, 1.0, 0.0)], evaluation=evaluation),
+            result("a", [], error=error),
+            result("b", [step(1, 1.0, 0.0)], evaluation=evaluation),
             never_started,
         ],
+        {"a": CONFIG, "b": CONFIG},
         ["kl_coeff"],
         2,
     )
