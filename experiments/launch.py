@@ -52,7 +52,7 @@ def resolve(arguments: argparse.Namespace) -> Launch:
     path, checkpoint = arguments.storage_path, None
     state: dict[str, Any] = {}
     if arguments.restore == AUTO:
-        path = path or _root() / f"{arguments.recipe}-{_digest(arguments)}"
+        path = path or runs_root() / f"{arguments.recipe}-{_digest(arguments)}"
         checkpoint, state = _left_by_this_command(path, arguments)
     elif arguments.restore:
         if path:
@@ -74,14 +74,14 @@ def resolve(arguments: argparse.Namespace) -> Launch:
         recipe=arguments.recipe,
         config=config,
         settings=settings,
-        path=path or _root() / f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
+        path=path or runs_root() / f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
         checkpoint=checkpoint,
         state=state or {"recipe": arguments.recipe, "settings": settings, "seed": seed},
         is_default_path=path is None or (arguments.restore == AUTO and not arguments.storage_path),
     )
 
 
-def _root() -> Path:
+def runs_root() -> Path:
     """Return where runs go unless told otherwise. A job's working directory is a temporary copy, so not there."""
     return Path.home() / "torl-runs" if in_job() else Path("runs")
 

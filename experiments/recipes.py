@@ -109,6 +109,8 @@ def settable_keys() -> list[str]:
 
 def attribute_of(key: str) -> str:
     """Return the attribute of `ToRLConfig` a key of `--set` changes; "env_config" for those of the environment."""
+    if key == "evaluation_problems":
+        return "evaluation_config"
     if key in _ENV_TYPES or key == "error_penalty":
         return "env_config"
     return _SHORT_NAMES.get(key, key)

@@ -17,7 +17,6 @@ Grid = Mapping[str, Sequence[str]]
 
 # One sandbox serves all trials, so they cannot differ in how it is started.
 _SHARED = ("sandbox_app", "sandbox_num_replicas", "sandbox_max_concurrent_runs", "sandbox_memory_mb", "sandbox_tier")
-_PATHS = ("model", "model_path", "tokenizer", "tokenizer_path", "problems")
 _SHORT = {"max_tool_calls": "C", "kl_coeff": "kl"}
 
 
@@ -39,14 +38,8 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"The grid gives `{key}` the same value twice: {raw}.")
         if key in _SHARED:
             raise ValueError(f"`{key}` cannot be in the grid, since all trials share one sandbox. Use --set.")
-        grid[key] = [_absolute(key, value) for value in values]
+        grid[key] = values
     return grid
-
-
-def absolute_paths(settings: Sequence[str]) -> list[str]:
-    """Return `key=value` texts with files and folders that are here made absolute: a trial has a folder of its own."""
-    pairs = [text.partition("=") for text in settings]
-    return [f"{key}{equals}{_absolute(key.strip(), value)}" for key, equals, value in pairs]
 
 
 def num_trials(grid: Grid) -> int:
@@ -93,6 +86,8 @@ def search_space(config: ToRLConfig, grid: Grid) -> ToRLConfig:
 def value_of(config: Mapping[str, Any], key: str) -> Any:
     """Return the value of a setting in a trial's config."""
     name = attribute_of(key)
+    if name == "evaluation_config":
+        return config[name]["env_config"]["problems"]
     if name != "env_config":
         return config[name]
     if key == "error_penalty":
@@ -114,7 +109,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return Path(value).name
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _absolute(key: str, value: str) -> str:
-    return str(Path(value).resolve()) if key in _PATHS and Path(value).exists() else value

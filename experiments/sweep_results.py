@@ -5,7 +5,7 @@ Everything is read through Tune's own `ResultGrid`, so the same comes out of a s
 
     accuracy   greedy on the held-out problems after the last iteration, with its 95% interval (Wilson's) as a share of
                that many problems; nothing where a trial failed or was stopped before
-    step_s     mean seconds of a training step, the first left out (sample + advantage + update + sync)
+    step_s     mean seconds of a training step, the first left out
     final_kl   KL to the base model, mean of the last 5 iterations
 """
 
@@ -22,7 +22,6 @@ from experiments.sweep_grid import label, value_of
 # Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
 PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
 _KL_ITERATIONS = 5
-_TIMINGS = ("sample_s", "advantage_s", "update_s", "sync_s")
 _Z_95 = 1.959964
 
 
@@ -92,7 +91,7 @@ def _row(result: Any, config: Mapping[str, Any], keys: Sequence[str], num_iterat
         iterations=iterations,
         accuracy=final_accuracy(result.metrics) if status == "done" else math.nan,
         num_problems=round(evaluation.get("num_episodes", 0) * (1 - evaluation.get("excluded_ratio", 0))),
-        step_s=mean(sum(row[f"timings/{name}"] for name in _TIMINGS) for row in history[1:] or history),
+        step_s=mean(row["timings/step_s"] for row in history[1:] or history),
         final_kl=mean(row["learners/default_policy/kl"] for row in history[-_KL_ITERATIONS:]),
     )
 

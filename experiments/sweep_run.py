@@ -18,10 +18,10 @@ from ray.tune.schedulers import ASHAScheduler
 
 from experiments import sweep_figure, sweep_results
 from experiments.cluster import quiet_libraries, ray_session
+from experiments.launch import runs_root
 from experiments.recipes import apply_settings, get_recipe
 from experiments.stopping import StopRequest
 from experiments.sweep_grid import (
-    absolute_paths,
     at,
     combinations,
     num_trials,
@@ -68,7 +68,7 @@ class Plan:
         Raises:
             ValueError: on an unknown recipe, key or value.
         """
-        settings = absolute_paths(arguments.settings)
+        settings = list(arguments.settings)
         config = apply_settings(get_recipe(arguments.recipe)(), settings)
         texts = list(arguments.grid)
         for key, values in (("kl_coeff", arguments.kl_coeff), ("max_tool_calls", arguments.max_tool_calls)):
@@ -136,7 +136,7 @@ class Sweep:
         else:
             plan = Plan.of_arguments(arguments)
             name = f"sweep-{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-            folder = (arguments.storage_path or Path("runs") / name).resolve()
+            folder = (arguments.storage_path or runs_root() / name).resolve()
             if (folder / _STATE).exists():
                 raise ValueError(
                     f"`--storage-path {folder}` holds a sweep. Go on with it by --restore, or name another."

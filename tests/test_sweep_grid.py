@@ -1,12 +1,10 @@
 """The grid of a sweep: texts to Tune's search space, and a trial's config back to its place in the grid."""
 
-from pathlib import Path
-
 import pytest
 from ray.tune.search.variant_generator import generate_variants
 
 from experiments.quickstart import quickstart
-from experiments.sweep_grid import absolute_paths, at, combinations, label, num_trials, parse_grid, search_space
+from experiments.sweep_grid import at, combinations, label, num_trials, parse_grid, search_space
 from torl_env.dialect import PLAIN, Dialect
 
 GRID = ["max_tool_calls=0,2", "kl_coeff=0,0.01", "error_penalty=0,-0.5"]
@@ -66,11 +64,10 @@ def test_a_grid_that_cannot_be_is_refused(texts: list[str], message: str) -> Non
         parse_grid(texts)
 
 
-def test_paths_that_are_here_are_found_from_a_trials_folder_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.jsonl").touch()
-    monkeypatch.chdir(tmp_path)
-    assert absolute_paths(["problems=a.jsonl", "kl_coeff=0"]) == [f"problems={tmp_path}/a.jsonl", "kl_coeff=0"]
-    assert absolute_paths(["problems=arithmetic"]) == ["problems=arithmetic"]
-    assert parse_grid(["problems=a.jsonl,arithmetic"]) == {"problems": [f"{tmp_path}/a.jsonl", "arithmetic"]}
+def test_problems_and_models_are_named_by_their_files() -> None:
+    grid = parse_grid(["problems=data/a.jsonl,arithmetic", "evaluation_problems=data/test.jsonl", "model=some/where"])
+    variants = [config for _, config in generate_variants(search_space(quickstart(), grid).to_dict())]
+    assert [label(config, list(grid)) for config in variants] == [
+        "problems=a.jsonl evaluation_problems=test.jsonl model=where",
+        "problems=arithmetic evaluation_problems=test.jsonl model=where",
+    ]
