@@ -21,9 +21,9 @@ every part of it for any model and setting. Engines have their largest need, eve
 more than vLLM's share of the card, episodes wait. A step is sampling + update on A100s, tool and grader not counted.
 
     GB                a learner   an engine   a checkpoint   to download   a step
-    torl_math_1_5b         15.1        56.4           18.5           3.1   18 + 52 s
-    torl_math_7b           52.2       120.0           91.4          15.2   87 + 256 s
-    torl_math_lora         12.2        22.9            0.4           3.1   12 + 35 s
+    torl_math_1_5b         16.5        56.4           18.5           3.1   18 + 52 s
+    torl_math_7b           55.1       120.0           91.4          15.2   87 + 256 s
+    torl_math_lora         12.9        22.9            0.4           3.1   12 + 35 s
 
 Results to expect, the paper's, not ours (greedy, %, AIME24 / AIME25 / MATH500 / OlympiadBench / AMC23, Table 3):
 ToRL-1.5B 26.7 / 26.7 / 77.8 / 44.0 / 67.5, ToRL-7B 43.3 / 30.0 / 82.2 / 49.9 / 75.0; without the tool 7B has 14 points
