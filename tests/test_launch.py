@@ -1,6 +1,7 @@
 """What a command line means: the run folder, what `--restore` goes on from, and files that are not there."""
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import launch
+from experiments import launch, run
 from experiments.run_folder import RunFolder
 from experiments.train import parse_arguments
 
@@ -125,3 +126,39 @@ def test_the_papers_files_are_read_where_they_are_there(elsewhere: Path) -> None
     words = ["torl_math_1_5b", "--set", "problems=mine.jsonl", "evaluation_problems=arithmetic"]
     sets = launch.load_problems(launch.resolve(parse_arguments(words)).config)
     assert (len(sets["train"]), len(sets["test"])) == (1, 200)
+
+
+class StartedError(Exception):
+    """Raised in the place of a run's start."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "warns"), [(2, (), True), (1, (), False), (2, ("--storage-path", "shared"), False)]
+)
+def test_results_on_one_of_several_nodes_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nodes: int, words: tuple[str, ...], warns: bool
+) -> None:
+    def start(_: object) -> None:
+        raise StartedError
+
+    monkeypatch.setattr(run, "ray_session", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(run, "num_nodes", lambda: nodes)
+    monkeypatch.setattr(run.ToRLConfig, "build_algo", start)
+    prepared = run.Run.prepare(arguments(*words), started=0.0)
+    with pytest.raises(StartedError):
+        prepared.execute()
+    prepared.folder.close()
+    output = capsys.readouterr().out
+    assert f"run folder {prepared.folder.path}" in output
+    assert ("WARNING: of 2 nodes only this one" in output) == warns
+
+
+def test_a_run_killed_and_resumed_has_the_same_sandbox_and_another_run_another() -> None:
+    first, other = (run.Run.prepare(arguments("--restore", "auto", "--seed", seed), started=0.0) for seed in ("1", "2"))
+    first.folder.close()
+    again = run.Run.prepare(arguments("--restore", "auto", "--seed", "1"), started=0.0)
+    assert first.own_sandbox == again.own_sandbox == again.config.sandbox_app != other.own_sandbox
+    named = run.Run.prepare(arguments("--set", "sandbox_app=mine"), started=0.0)
+    assert (named.own_sandbox, named.config.sandbox_app) == (None, "mine")
+    for prepared in (other, again, named):
+        prepared.folder.close()
