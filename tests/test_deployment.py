@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import re
 import socket
 import threading
 import time
@@ -256,6 +257,31 @@ def test_load_takes_replicas_from_one_to_two_and_back_without_losing_a_call(
     assert within(loop, client.run("print(1)", 10)).ok
     within(loop, client.close())
     stop_sandbox("auto")
+
+
+def test_prometheus_gets_the_figures_through_ray(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
+    import ray
+
+    node = ray.nodes()[0]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = (
+        'torl_sandbox_runs_total{.*application="sandbox-under-test".*status="success".*tier="strict"',
+        'torl_sandbox_limit_hits_total{.*limit="(wall|cpu)"',
+        'torl_sandbox_run_seconds_bucket{.*le="0.1"',
+        "torl_sandbox_queue_seconds_count{",
+    )
+
+    async def scrape() -> None:
+        await client.run("while True: pass", 1)
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(url) as response:
+                    text = await response.text()
+                if all(re.search(pattern, text) for pattern in wanted):
+                    return
+                await asyncio.sleep(1)  # Ray passes them on every few seconds
+
+    within(loop, scrape())
 
 
 def test_a_replica_whose_sandbox_does_not_run_programs_is_unhealthy() -> None:
