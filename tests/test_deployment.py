@@ -215,6 +215,18 @@ def test_a_running_application_is_reused(application: str) -> None:
     assert start_sandbox(application) is False
 
 
+def test_an_application_that_replaces_a_replica_is_not_deployed_anew(
+    application: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = ["UNHEALTHY", "UNHEALTHY", "RUNNING"]
+    monkeypatch.setattr(deployment, "_status", lambda name: statuses.pop(0))
+    assert start_sandbox(application) is False
+    monkeypatch.setattr(deployment, "_START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(deployment, "_status", lambda name: "UNHEALTHY")
+    with pytest.raises(RuntimeError, match=f"Serve application '{NAME}' is still unhealthy after 0 s"):
+        start_sandbox(application)
+
+
 def test_a_missing_application_is_a_sandbox_error(loop: asyncio.AbstractEventLoop, application: str) -> None:
     result = within(loop, ServeSandbox("no-such-application").run("print(1)", 10))
     assert result.status is Status.SANDBOX_ERROR

@@ -99,14 +99,16 @@ def start_sandbox(
     run_blocking(probe(tier))
     serve = _serve()
     _start_serve(serve, http_port)
-    if _status(name) in ("RUNNING", "DEPLOYING"):
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while (status := _status(name)) == "DEPLOYING":
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"Serve application {name!r} is still deploying after {_START_TIMEOUT_S:g} s.")
-            time.sleep(0.1)
-        if status == "RUNNING":
-            return False
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while (status := _status(name)) in (
+        "DEPLOYING",
+        "UNHEALTHY",
+    ):  # the latter while Serve replaces a replica that died
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Serve application {name!r} is still {status.lower()} after {_START_TIMEOUT_S:g} s.")
+        time.sleep(0.1)
+    if status == "RUNNING":
+        return False
     deployment = serve.deployment(SandboxReplica).options(
         name=_DEPLOYMENT,
         **_scale(num_replicas, max_replicas, runs),
