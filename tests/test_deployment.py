@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import re
 import socket
 import threading
 import time
@@ -215,18 +214,6 @@ def test_a_running_application_is_reused(application: str) -> None:
     assert start_sandbox(application) is False
 
 
-def test_an_application_that_replaces_a_replica_is_not_deployed_anew(
-    application: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses = ["UNHEALTHY", "UNHEALTHY", "RUNNING"]
-    monkeypatch.setattr(deployment, "_status", lambda name: statuses.pop(0))
-    assert start_sandbox(application) is False
-    monkeypatch.setattr(deployment, "_START_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(deployment, "_status", lambda name: "UNHEALTHY")
-    with pytest.raises(RuntimeError, match=f"Serve application '{NAME}' is still unhealthy after 0 s"):
-        start_sandbox(application)
-
-
 def test_a_missing_application_is_a_sandbox_error(loop: asyncio.AbstractEventLoop, application: str) -> None:
     result = within(loop, ServeSandbox("no-such-application").run("print(1)", 10))
     assert result.status is Status.SANDBOX_ERROR
@@ -271,31 +258,6 @@ def test_load_takes_replicas_from_one_to_two_and_back_without_losing_a_call(
     stop_sandbox("auto")
 
 
-def test_prometheus_gets_the_figures_through_ray(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
-    import ray
-
-    node = ray.nodes()[0]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    wanted = (
-        'torl_sandbox_runs_total{.*application="sandbox-under-test".*status="success".*tier="strict"',
-        'torl_sandbox_limit_hits_total{.*limit="(wall|cpu)"',
-        'torl_sandbox_run_seconds_bucket{.*le="0.1"',
-        "torl_sandbox_queue_seconds_count{",
-    )
-
-    async def scrape() -> None:
-        await client.run("while True: pass", 1)
-        async with aiohttp.ClientSession() as session:
-            while True:
-                async with session.get(url) as response:
-                    text = await response.text()
-                if all(re.search(pattern, text) for pattern in wanted):
-                    return
-                await asyncio.sleep(1)  # Ray passes them on every few seconds
-
-    within(loop, scrape())
-
-
 def test_a_replica_whose_sandbox_does_not_run_programs_is_unhealthy() -> None:
     class Broken:
         async def check(self, timeout_s: float) -> ExecutionResult:
@@ -328,6 +290,26 @@ def test_a_tier_that_is_missing_is_an_error_at_once(application: str, monkeypatc
     monkeypatch.setattr("torl_env.sandbox.tiers.isolations", lambda tier: [])
     with pytest.raises(IsolationError, match="no strict isolation here"):
         start_sandbox("other", tier="strict")
+
+
+def test_an_application_that_replaces_a_replica_is_not_deployed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    async def no_probe(tier: str) -> None:
+        pass
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
+    monkeypatch.setattr(deployment, "probe", no_probe)
+    monkeypatch.setattr(deployment, "_serve", lambda: None)  # deploying would fail
+    monkeypatch.setattr(deployment, "_start_serve", lambda serve, http_port: None)
+    statuses = ["UNHEALTHY", "UNHEALTHY", "RUNNING"]
+    monkeypatch.setattr(deployment, "_status", lambda name: statuses.pop(0))
+    assert start_sandbox("other") is False
+    monkeypatch.setattr(deployment, "_START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(deployment, "_status", lambda name: "UNHEALTHY")
+    with pytest.raises(RuntimeError, match="Serve application 'other' is still unhealthy after 0 s"):
+        start_sandbox("other")
 
 
 def test_the_client_pickles_as_its_name() -> None:
