@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -149,7 +149,7 @@ class ToRL(Algorithm):
                 advantages=advantages,
                 logp=update.logp,
             )
-            records.append(self._record_dir, lines)
+            self._record(lines)
 
     def wait_until_ready(self) -> None:
         """Wait until the samplers' engines have loaded the model: `build_algo` returns before, while they do.
@@ -181,7 +181,7 @@ class ToRL(Algorithm):
         lines = batch.lines(
             iteration=self.policy_version, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
         )
-        records.append(self._record_dir, lines)
+        self._record(lines)
         make_callback(
             "on_evaluate_end",
             self.callbacks,
@@ -260,6 +260,18 @@ class ToRL(Algorithm):
         self.metrics.log_value(
             (LEARNER_RESULTS, ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), num_steps, reduce="lifetime_sum"
         )
+
+    def _record(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append to the records; with the first goes the tokenizer, once a run."""
+        tokenizer = self._record_dir / records.TOKENIZER_NAME
+        if not tokenizer.exists():
+            runner_id = self.env_runner_group.healthy_env_runner_ids()[0]
+            (text,) = self.env_runner_group.foreach_env_runner(
+                "tokenizer_json", remote_worker_ids=[runner_id], local_env_runner=False
+            )
+            if text is not None:
+                tokenizer.write_text(text, encoding="utf-8")
+        records.append(self._record_dir, lines)
 
     @property
     def _record_dir(self) -> Path:

@@ -179,6 +179,11 @@ class LLMEnvRunner(EnvRunner):
             )
         return self._sampler
 
+    def tokenizer_json(self) -> str | None:
+        """Return the tokenizer as the `tokenizers` library saves it; None if it is not one of that library's."""
+        backend = getattr(self._ready_sampler().tokenizer, "backend_tokenizer", None)
+        return None if backend is None else backend.to_str()
+
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 

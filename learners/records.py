@@ -18,6 +18,9 @@ r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON obj
 Bounded for long runs by `is_recorded`: of a recorded iteration the first groups up to 128 episodes, of an evaluation
 the first 200 episodes; iterations 1-100 are all recorded, then every 10th up to 1,000, then every 100th. Floats keep
 six digits.
+
+`tokenizer.json` beside it is the sampler's tokenizer as the `tokenizers` library saves it, which says what each token
+id reads as; absent where the model has no fast tokenizer.
 """
 
 import json
@@ -31,6 +34,7 @@ import numpy as np
 from learners.episodes import EpisodeRecord, TokenEpisode
 
 FILE_NAME = "episodes.jsonl"
+TOKENIZER_NAME = "tokenizer.json"
 MAX_EPISODES_PER_ITERATION = 128
 MAX_EPISODES_PER_EVALUATION = 200
 

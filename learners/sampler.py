@@ -130,7 +130,7 @@ class Sampler:
         config: SamplerConfig,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._sandbox = sandbox
         self._make_env = make_env
         self._config = config
@@ -196,7 +196,7 @@ class Sampler:
         env = self._take_env()
         # Envs take seeds below 2^31; turn 0 is the env's own, requests count from 1.
         prompt, info = env.reset(seed=request_seed(*seeds, 0) % 2**31, options={"problem": problem})
-        prompt_ids = self._tokenizer.encode(prompt, add_special_tokens=False)
+        prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         draft = EpisodeDraft(prompt, prompt_ids, self._engine.policy_version, info)
         if len(prompt_ids) <= self._config.max_prompt_tokens:
             await self._turns(draft, env, seeds, temperature)
@@ -234,7 +234,7 @@ class Sampler:
             if (error := _generation_error(generation, draft.policy_version)) is not None:
                 draft.end(STOP_ENGINE_ERROR, error)
                 return
-            text = self._tokenizer.decode(
+            text = self.tokenizer.decode(
                 generation.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
             draft.append_response(text, generation.token_ids, generation.logprobs.tolist())
@@ -243,7 +243,7 @@ class Sampler:
                 if generation.finish_reason == "length" and draft.terminated:
                     draft.end(STOP_MAX_RESPONSE_TOKENS)
                 return
-            observation_ids = self._tokenizer.encode(observation, add_special_tokens=False)
+            observation_ids = self.tokenizer.encode(observation, add_special_tokens=False)
             if len(draft.token_ids) + len(observation_ids) >= budget:
                 # An empty turn asks for nothing, so the env grades what there is; its verdict stands unless it could
                 # not judge.

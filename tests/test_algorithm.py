@@ -12,6 +12,7 @@ from ray import serve, tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from experiments.quickstart import quickstart
 from learners.algorithm import ToRL
@@ -140,7 +141,9 @@ def test_records_hold_what_the_learner_saw(algo: ToRL) -> None:
     rows = [json.loads(line) for line in Path(algo.logdir, "episodes.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["iteration"] == algo.iteration and row["split"] == "train"]
     assert len(rows) == 16
+    tokenizer = Tokenizer.from_file(str(Path(algo.logdir, "tokenizer.json")))
     for row in rows:
+        assert tokenizer.decode(row["token_ids"]) == "".join(text for _, text in row["turns"])
         assert len(row["token_ids"]) == len(row["loss_mask"])
         assert len(row["action_logp"]) == len(row["logp"]) == sum(row["loss_mask"])
         assert np.allclose(row["action_logp"], row["logp"], atol=1e-4)

@@ -108,6 +108,10 @@ def test_a_sample_is_records_in_order_and_one_object_of_tokens_per_group(make_ru
     assert result.metrics["num_generated_tokens"] == sum(r.num_response_tokens for r in result.records)
 
 
+def test_a_tokenizer_of_another_kind_is_not_recorded(make_runner):
+    assert make_runner().tokenizer_json() is None
+
+
 def test_what_an_env_raises_is_an_error_value_with_its_traceback(make_runner):
     def broken(code):
         raise ZeroDivisionError("in the sandbox client")

@@ -1,0 +1,52 @@
+"""Which of the recorded episodes a report holds, most wanted first; the page takes them until it is full."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from experiments.reporting.index import Entry, Place, groups
+
+MAX_EPISODES = 2000
+RULE = (
+    "First one episode for every filter and behaviour, and one of every iteration of every run, training and "
+    "evaluation apart; then, for each iteration, one for every filter and behaviour found in it; then whole groups, an iteration at a time in turn, by the group's "
+    f"number, up to {MAX_EPISODES:,} episodes or the size of the file. Evaluations number the same problems alike, so "
+    "that a problem is there at several iterations."
+)
+
+
+def choose(entries: Sequence[Entry], max_episodes: int = MAX_EPISODES) -> list[Entry]:
+    """Return the chosen entries, most wanted first, by `RULE`; the first step alone may exceed `max_episodes`."""
+    places: dict[Place, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        places[entry.place].append(entry)
+    chosen = dict.fromkeys(_one_per_tag(entries))
+    chosen.update(dict.fromkeys(members[0] for members in places.values()))
+    for members in places.values():
+        for entry in _one_per_tag(members):
+            if len(chosen) < max_episodes:
+                chosen[entry] = None
+    waiting = {place: iter(groups(members).values()) for place, members in places.items()}
+    while waiting and len(chosen) < max_episodes:
+        for place in list(waiting):
+            group = next(waiting[place], None)
+            if group is None:
+                del waiting[place]
+                continue
+            # A group is taken whole or not at all: its advantages are relative to each other.
+            new = [entry for entry in group if entry not in chosen]
+            if len(chosen) + len(new) <= max_episodes:
+                chosen.update(dict.fromkeys(new))
+            else:
+                return list(chosen)
+    return list(chosen)
+
+
+def _one_per_tag(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the first entry with each tag that occurs."""
+    seen: set[str] = set()
+    found = []
+    for entry in entries:
+        if not seen.issuperset(entry.tags):
+            seen.update(entry.tags)
+            found.append(entry)
+    return found

@@ -1,0 +1,103 @@
+"""Every figure of a report as PNG (matplotlib) and CSV, values as measured."""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.reporting.curves import FIGURES, Curve, Figure, curves_of
+from experiments.reporting.points import PointFigure, sweep_figures
+from experiments.reporting.runs import RunData
+
+
+def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
+    """Write `<figure>.png` and `<figure>.csv` for each figure that has a value; return the PNGs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    written = []
+    drawings = [(figure.id, figure.title, _curve_rows(figure, runs), (figure, runs)) for figure in FIGURES]
+    drawings += [(figure.id, figure.title, _point_rows(figure), (figure, None)) for figure in sweep_figures(runs)]
+    for name, title, rows, (figure, of_runs) in drawings:
+        if len(rows) == 1:
+            continue
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+        picture, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+        if isinstance(figure, Figure):
+            _draw_curves(axis, figure, curves_of(figure, of_runs or []))
+        else:
+            _draw_points(axis, figure)
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+        picture.savefig(folder / f"{name}.png", dpi=110)
+        pyplot.close(picture)
+        written.append(folder / f"{name}.png")
+    return written
+
+
+def _curve_rows(figure: Figure, runs: Sequence[RunData]) -> list[list[Any]]:
+    """Return a head and one row per run, series and iteration."""
+    rows: list[list[Any]] = [["run", "seed", "series", "iteration", "value"]]
+    for run in runs:
+        for series in figure.series:
+            rows += [[run.label, run.seed, series.name, x, value] for x, value in series.values(run).items()]
+    return rows
+
+
+def _point_rows(figure: PointFigure) -> list[list[Any]]:
+    rows: list[list[Any]] = [["series", figure.x_title, "mean", "lowest", "highest"]]
+    for line in figure.lines:
+        rows += [[line.name, *values] for values in zip(line.x, line.y, line.low, line.high, strict=True)]
+    return rows
+
+
+def _draw_curves(axis: Any, figure: Figure, curves: Iterable[Curve]) -> None:
+    listed = list(curves)
+    groups = list(dict.fromkeys(curve.group for curve in listed))
+    styles = ("-", "--", ":", "-.", (0, (6, 2)))
+    if figure.style == "parts" and len(groups) == 1 and len({tuple(curve.x) for curve in listed}) == 1:
+        names = [figure.series[curve.series].name for curve in listed]
+        axis.stackplot(listed[0].x, [curve.y for curve in listed], labels=names, alpha=0.7)
+    else:
+        for curve in listed:
+            color = f"C{groups.index(curve.group) if len(groups) > 1 else curve.series}"
+            names = [curve.group] * (len(groups) > 1) + [figure.series[curve.series].name] * (len(figure.series) > 1)
+            marker = "o" if figure.series[curve.series].held_out or len(curve.x) == 1 else None
+            style = styles[curve.series % 5] if len(groups) > 1 else "-"
+            label = _literal(" · ".join(names) or figure.title)
+            axis.plot(curve.x, curve.y, color=color, ls=style, marker=marker, label=label)
+            if curve.low:
+                axis.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.18, lw=0)
+    axis.set_xlabel("iteration")
+    if figure.style == "share":
+        axis.set_ylim(-0.03, 1.03)
+    if figure.style == "log" and any(value > 0 for curve in listed for value in curve.y):
+        axis.set_yscale("log")
+
+
+def _draw_points(axis: Any, figure: PointFigure) -> None:
+    places = sorted({x for line in figure.lines for x in line.x}, key=float)
+    for line in figure.lines:
+        middle, low, high = line.y, line.low, line.high
+        error = [
+            [y - v for y, v in zip(middle, low, strict=True)],
+            [v - y for y, v in zip(middle, high, strict=True)],
+        ]
+        x = [places.index(place) for place in line.x]
+        axis.errorbar(x, middle, yerr=error, fmt="o-", capsize=3, label=_literal(line.name))
+    axis.set_xticks(range(len(places)), places)
+    axis.set_xlabel(figure.x_title)
+    if figure.style == "share":
+        axis.set_ylim(-0.03, 1.03)
+    elif not math.isnan(sum(line.y[0] for line in figure.lines)):
+        axis.set_ylim(bottom=0)
+
+
+def _literal(text: str) -> str:
+    """Return the text with dollars that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")

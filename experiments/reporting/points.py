@@ -1,0 +1,219 @@
+"""What a report plots against a setting rather than the iteration (a sweep), and its tables.
+
+Accuracy is the last greedy evaluation on held-out problems, step time the mean over the iterations without the first
+(which warms up), KL the mean of the last five.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from experiments.reporting.runs import RunData
+
+# Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
+_PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
+_KL_ITERATIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a point figure: x values, means over the seeds, and the lowest and highest seed."""
+
+    name: str
+    x: list[str] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PointFigure:
+    """A figure over the values of a setting; `style` as in `curves.Figure`."""
+
+    id: str
+    section: str
+    title: str
+    caption: str
+    x_title: str
+    lines: list[Line]
+    style: str = "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts, the first column naming the row."""
+
+    id: str
+    title: str
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def final_accuracy(run: RunData) -> float:
+    """Return the last held-out accuracy, NaN if there was no evaluation since the training began."""
+    last = max(run.held_out, default=0)
+    return run.held_out[last].get("accuracy", math.nan) if last > 0 or (run.held_out and not run.rows) else math.nan
+
+
+def mean_step_s(run: RunData) -> float:
+    """Return the mean seconds of a step, the first left out where there are others."""
+    steps = [row["report/step_s"] for _, row in sorted(run.rows.items()) if "report/step_s" in row]
+    return _mean(steps[1:] or steps)
+
+
+def final_kl(run: RunData) -> float:
+    """Return the mean KL to the base of the last iterations, NaN if it was not measured."""
+    return _mean(
+        [row.get("learners/default_policy/kl", math.nan) for _, row in sorted(run.rows.items())][-_KL_ITERATIONS:]
+    )
+
+
+def sweep_figures(runs: Sequence[RunData]) -> list[PointFigure]:
+    """Return accuracy and step time against C, and KL against its coefficient, where these settings vary."""
+    trials = [run for run in runs if run.setting("max_tool_calls") is not None]
+    figures = []
+    if len({run.setting("max_tool_calls") for run in trials}) > 1:
+        for id_, title, caption, style, read in (
+            ("sweep_accuracy", "Accuracy against C", "Held out, greedy, after training.", "share", final_accuracy),
+            ("sweep_step_s", "Step time against C", "Mean seconds per step (the paper's Table 4).", "zero", mean_step_s),
+        ):
+            lines = _lines(trials, "max_tool_calls", "kl_coeff", read)
+            figures.append(PointFigure(id_, "Sweep", title, caption, "C, programs per episode", lines, style))
+    if len({run.setting("kl_coeff") for run in trials}) > 1:
+        lines = _lines(trials, "kl_coeff", "max_tool_calls", final_kl)
+        caption = f"KL to the base model, mean of the last {_KL_ITERATIONS} iterations, in nats a token."
+        figures.append(
+            PointFigure("sweep_kl", "Sweep", "KL against its coefficient", caption, "kl_coeff", lines, "zero")
+        )
+    return [figure for figure in figures if any(line.x for line in figure.lines)]
+
+
+def tables(runs: Sequence[RunData]) -> list[Table]:
+    """Return the overview of the runs, the comparison with the no-tool baseline, and a sweep's tables."""
+    found = [_overview(runs)]
+    if any(run.is_without_tool for run in runs) and any(run.rows and not run.is_without_tool for run in runs):
+        found.append(_baseline(runs))
+    calls = sorted({value for run in runs if (value := run.setting("max_tool_calls")) is not None})
+    if len(calls) > 1:
+        found.append(_by_calls(runs, calls))
+    return found
+
+
+def _overview(runs: Sequence[RunData]) -> Table:
+    rows = []
+    for run in runs:
+        first = run.held_out.get(0, {})
+        last = run.held_out[max(run.held_out)] if max(run.held_out, default=0) > 0 or not run.rows else {}
+        rows.append(
+            [
+                run.label,
+                str(max(run.rows, default=0)),
+                _arrow(first.get("accuracy"), last.get("accuracy")),
+                _arrow(first.get("code_ratio"), last.get("code_ratio")),
+                _arrow(first.get("pass_ratio"), last.get("pass_ratio")),
+                _number(mean_step_s(run), " s"),
+            ]
+        )
+    return Table(
+        "runs",
+        "Runs",
+        "Greedy on the held-out problems, before → after training.",
+        ["run", "iterations", "accuracy", "code ratio", "pass ratio", "step"],
+        rows,
+    )
+
+
+def _baseline(runs: Sequence[RunData]) -> Table:
+    rows = []
+    for name, is_without in (("with tool", False), ("without tool", True)):
+        members = [run for run in runs if run.rows and run.is_without_tool == is_without]
+        sampled = [run.rows[max(run.rows)].get("env_runners/accuracy", math.nan) for run in members]
+        rows.append(
+            [
+                name,
+                str(len(members)),
+                _range([run.held_out.get(0, {}).get("accuracy", math.nan) for run in members]),
+                _range([final_accuracy(run) for run in members]),
+                _range(sampled),
+                _range([mean_step_s(run) for run in members], " s"),
+            ]
+        )
+    return Table(
+        "baseline",
+        "With and without the tool",
+        "The paper's comparison. Mean over the runs, in brackets the lowest and the highest. A run without a single "
+        "program counts as without tool.",
+        ["", "runs", "held out, before", "held out, after", "sampled, last step", "step"],
+        rows,
+    )
+
+
+def _by_calls(runs: Sequence[RunData], calls: Sequence[float]) -> Table:
+    rows = []
+    times = {value: _mean([mean_step_s(run) for run in runs if run.setting("max_tool_calls") == value]) for value in calls}
+    for value in calls:
+        members = [run for run in runs if run.setting("max_tool_calls") == value]
+        paper = "not in the paper"
+        if value in _PAPER_STEP_S and calls[0] in _PAPER_STEP_S:
+            ratio = _PAPER_STEP_S[int(value)] / _PAPER_STEP_S[int(calls[0])]
+            paper = f"{_PAPER_STEP_S[int(value)]:.0f} s, {ratio:.2f} x"
+        rows.append(
+            [
+                f"{value:g}",
+                str(len(members)),
+                _range([final_accuracy(run) for run in members]),
+                _range([mean_step_s(run) for run in members], " s"),
+                _number(times[value] / times[calls[0]], " x"),
+                paper,
+            ]
+        )
+    return Table(
+        "sweep",
+        "By number of programs (the paper's Table 4)",
+        "Mean over the trials, in brackets the lowest and the highest; the paper's times are of 8 A800 GPUs.",
+        ["C", "trials", "accuracy held out", "step", f"against C = {calls[0]:g}", "paper's step"],
+        rows,
+    )
+
+
+def _lines(runs: Sequence[RunData], x: str, name: str, read: Callable[[RunData], float]) -> list[Line]:
+    """Return one line per value of the setting `name`, over the values of `x`."""
+    cells: dict[tuple[float, float], list[float]] = defaultdict(list)
+    for run in runs:
+        place, series = run.setting(x), run.setting(name)
+        value = read(run)
+        if place is not None and math.isfinite(value):
+            cells[math.nan if series is None else series, place].append(value)
+    lines = []
+    for series in sorted({series for series, _ in cells}):
+        line = Line(f"{'C' if name == 'max_tool_calls' else name} = {series:g}")
+        for place in sorted(place for other, place in cells if other == series):
+            values = cells[series, place]
+            line.x.append(f"{place:g}")
+            line.y.append(_mean(values))
+            line.low.append(min(values))
+            line.high.append(max(values))
+        lines.append(line)
+    return lines
+
+
+def _arrow(before: float | None, after: float | None) -> str:
+    return f"{_number(math.nan if before is None else before)} → {_number(math.nan if after is None else after)}"
+
+
+def _range(values: Sequence[float], unit: str = "") -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return _number(_mean(known), unit)
+    return f"{_number(_mean(known), unit)} [{_number(min(known))}, {_number(max(known))}]"
+
+
+def _number(value: float, unit: str = "") -> str:
+    return f"{value:.2f}{unit}" if math.isfinite(value) else "–"
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan

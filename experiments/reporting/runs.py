@@ -1,0 +1,167 @@
+"""What a report reads of a run: settings, metrics by iteration, held-out figures; from run, sweep and evaluation folders."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.run_folder import RunFolder, flatten
+from learners import records
+
+HELD_OUT = "evaluation/env_runners/"
+_SAMPLED = "env_runners/"
+_RESULTS, _PARAMS, _RUN, _SUMMARY = "result.json", "params.json", "run.json", "summary.json"
+_TRIAL_SUFFIX = re.compile(r"_[0-9a-f]{5,}_\d{5}$")  # Tune's experiment and trial number
+_SEED = re.compile(r"[ ,]*\bseed[= ]-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run or trial.
+
+    Attributes:
+        path: Its folder.
+        label: How it is named in legends; no two runs of a report share one.
+        group: The label without the seed: runs that share it differ in the seed alone.
+        seed: None if unknown.
+        settings: Setting -> value, as texts, of what is known to differ from the recipe.
+        sweep: Folder of the sweep it is a trial of, or None.
+        rows: Iteration -> name -> figure: RLlib's result dict under names joined with slashes, and `derived` ones.
+        held_out: Iteration -> name -> figure of the greedy evaluation, names as in `episode_metrics`.
+    """
+
+    path: Path
+    label: str
+    group: str
+    seed: int | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sweep: Path | None = None
+    rows: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    held_out: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_without_tool(self) -> bool:
+        """True if it was trained and not one program was run: the paper's baseline."""
+        return bool(self.rows) and not any(row.get(f"{_SAMPLED}num_tool_calls", 0) for row in self.rows.values())
+
+    def setting(self, name: str) -> float | None:
+        """Return a numeric setting, None if it is unknown."""
+        try:
+            return float(self.settings[name])
+        except (KeyError, ValueError):
+            return None
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Return the runs in the folders, in their order; the trials of a sweep by name.
+
+    Raises:
+        ValueError: if a folder holds neither a run nor a sweep.
+    """
+    runs: list[RunData] = []
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        if any((path / name).exists() for name in (_RESULTS, _RUN, records.FILE_NAME)):
+            runs.append(read_run(path))
+            continue
+        trials = sorted(folder.parent for folder in path.glob(f"*/{_RESULTS}"))
+        if not trials:
+            raise ValueError(
+                f"{path} is no folder of a run, a sweep or an evaluation: it has no {_RUN}, {_RESULTS} or "
+                f"{records.FILE_NAME}, nor trial folders with {_RESULTS}. Name the folder that the command printed."
+            )
+        runs += [read_run(trial, sweep=path) for trial in trials]
+    return _with_distinct_labels(runs)
+
+
+def read_run(path: Path, sweep: Path | None = None) -> RunData:
+    """Read one folder, also while it is being written."""
+    rows: dict[int, dict[str, float]] = {}
+    config: Mapping[str, Any] = _json(path / _PARAMS)
+    for result in RunFolder(path).results():
+        config = result.pop("config", config)
+        # What a restored trial did again counts the second time.
+        rows[result["training_iteration"]] = dict(flatten(result))
+    state = _json(path / _RUN)
+    held_out = _held_out(rows, state, _json(path / _SUMMARY))
+    for row in rows.values():
+        row.update(derived(row))
+    settings = dict(text.partition("=")[::2] for text in state.get("settings", [])) | _of_config(config)
+    seed = state.get("seed", config.get("seed"))
+    if sweep is not None:
+        label = _TRIAL_SUFFIX.sub("", path.name).replace(",", " ")
+    else:
+        parts = [state.get("recipe", path.name), *state.get("settings", [])]
+        label = " ".join(parts if seed is None else [*parts, f"seed {seed}"])
+    return RunData(path, label, _SEED.sub("", label) or label, seed, settings, sweep, rows, held_out)
+
+
+def derived(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts of a step's seconds, which add up to `report/step_s`; empty where the times are not there.
+
+    report/engine_s       the engine decodes
+    report/tool_idle_s    a program is awaited and the engine has nothing to decode
+    report/rest_s         the rest of sampling: grading, rendering, moving episodes
+    report/update_s, report/sync_s   the learners' update (advantages included), the new weights' way to the engines
+    """
+    names = ("sample_s", "advantage_s", "update_s", "sync_s")
+    if any(f"timings/{name}" not in row for name in names):
+        return {}
+    sample, advantage, update, sync = (row[f"timings/{name}"] for name in names)
+    engine = min(sample, row.get(f"{_SAMPLED}engine_busy_s", math.nan))
+    idle = row.get(f"{_SAMPLED}tool_pending_s", 0.0) - row.get(f"{_SAMPLED}tool_busy_s", 0.0)
+    idle = min(max(0.0, idle), sample - engine)
+    return {
+        "report/step_s": sample + advantage + update + sync,
+        "report/engine_s": engine,
+        "report/tool_idle_s": idle,
+        "report/rest_s": sample - engine - idle,
+        "report/update_s": update + advantage,
+        "report/sync_s": sync,
+    }
+
+
+def _held_out(
+    rows: Mapping[int, Mapping[str, float]], state: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[int, dict[str, float]]:
+    """Return the evaluations: before training, on the run's interval, after training."""
+    found: dict[int, dict[str, float]] = {}
+    if "before" in state:
+        found[0] = {name: value for name, value in flatten(state["before"]) if not name.startswith("accuracy_per_kind")}
+    for iteration, row in rows.items():
+        figures = {name.removeprefix(HELD_OUT): value for name, value in row.items() if name.startswith(HELD_OUT)}
+        if figures:
+            found[iteration] = figures
+    after = {name: summary.get(f"{name}_after") for name in ("accuracy", "code_ratio", "pass_ratio")}
+    known = {name: value for name, value in after.items() if value is not None}
+    if known:
+        found[summary["iterations"]] = found.get(summary["iterations"], {}) | known
+    return found
+
+
+def _of_config(config: Mapping[str, Any]) -> dict[str, str]:
+    environment = config.get("env_config", {})
+    values = {
+        "max_tool_calls": environment.get("max_tool_calls") if isinstance(environment, Mapping) else None,
+        "kl_coeff": config.get("kl_coeff"),
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _with_distinct_labels(runs: Sequence[RunData]) -> list[RunData]:
+    labels = [run.label for run in runs]
+    return [
+        run if labels.count(run.label) == 1 else _relabelled(run, f"{run.label} ({run.path.name})") for run in runs
+    ]
+
+
+def _relabelled(run: RunData, label: str) -> RunData:
+    return RunData(
+        run.path, label, label, run.seed, run.settings, run.sweep, rows=run.rows, held_out=run.held_out
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
