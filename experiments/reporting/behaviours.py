@@ -58,6 +58,11 @@ def responses(record: Mapping[str, Any]) -> list[str]:
     return [text for role, text in record["turns"] if role == "response"]
 
 
+def boxed_answer(texts: Sequence[str]) -> str | None:
+    """Return the final answer in the model's texts, as the grader looks for it; None if there is none."""
+    return extract_answer(TORL.answer_text(texts))
+
+
 def _asks_past_c(record: Mapping[str, Any]) -> bool:
     turns: Sequence[Sequence[str]] = record["turns"]
     run = {program.turn for program in programs(record)}
@@ -72,7 +77,7 @@ def _asks_past_c(record: Mapping[str, Any]) -> bool:
 
 def _answers_without_code(record: Mapping[str, Any]) -> bool:
     texts = responses(record)
-    return extract_answer("\n".join(texts)) is not None and count_code(texts).num_blocks == 0
+    return boxed_answer(texts) is not None and count_code(texts).num_blocks == 0
 
 
 def _code_after_answer(record: Mapping[str, Any]) -> bool:
@@ -108,9 +113,9 @@ def _cross_checks(record: Mapping[str, Any]) -> bool:
             continue
         earlier = [text for role, text in turns[: program.turn] if role == "response"]
         block = code_blocks(turns[program.turn][1].partition(MARKER)[0])[-1]
-        before = strip_code("\n".join([*earlier, turns[program.turn][1][: block.start]]))
-        after = [strip_code(text) for role, text in turns[program.turn + 1 :] if role == "response"]
-        if extract_answer(before) is not None or _VERIFYING.search("\n".join([before, *after])):
+        before = [text.partition(MARKER)[0] for text in earlier] + [turns[program.turn][1][: block.start]]
+        after = [text for role, text in turns[program.turn + 1 :] if role == "response"]
+        if boxed_answer(before) is not None or any(_VERIFYING.search(strip_code(text)) for text in before + after):
             return True
     return False
 

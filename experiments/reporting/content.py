@@ -14,9 +14,8 @@ from pygments.token import Comment, Keyword, Literal, Name, Operator
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from experiments.reporting.behaviours import responses
+from experiments.reporting.behaviours import boxed_answer, responses
 from torl_env.dialect import MARKER, code_blocks, cut_middle
-from torl_env.grading.extract import extract_answer
 
 MAX_TURN_CHARS = 20_000
 MAX_TOKENS = 4096
@@ -46,7 +45,7 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     cut      characters left out of a text that is too long for the page; absent if none are
     """
     left_out = ("turns", "token_ids", "loss_mask", "action_logp", "logp")
-    answer = extract_answer("\n".join(responses(record)))
+    answer = boxed_answer(responses(record))
     return {
         **{name: value for name, value in record.items() if name not in left_out},
         "num_tokens": len(record["token_ids"]),
@@ -112,7 +111,8 @@ def _turn(role: str, text: str) -> dict[str, Any]:
     for (_, before), (after, _) in zip(covered, covered[1:], strict=False):
         marks += [(before + box.start(), before + box.end(), "box") for box in _BOX.finditer(text[before:after])]
     units = _Units(text)
-    turn["blocks"] = [[units.at(start), units.at(end)] for start, end in blocks]
+    # The line end behind a block is its own, or a blank line would follow it.
+    turn["blocks"] = [[units.at(start), units.at(end + (text[end : end + 1] == "\n"))] for start, end in blocks]
     turn["marks"] = [[units.at(start), units.at(end), name] for start, end, name in sorted(marks)]
     return turn
 

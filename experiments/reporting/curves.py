@@ -42,7 +42,7 @@ class Figure:
         title: Its own.
         caption: What the quantities mean, with units.
         series: One or more.
-        style: "share" (0 to 1), "number", "log", or "parts" (seconds that add up).
+        style: "share" (0 to 1), "number", "zero" (from 0), "log", or "parts" (seconds that add up).
     """
 
     id: str
@@ -138,7 +138,7 @@ FIGURES: tuple[Figure, ...] = (
         "Cut off or left out",
         "Share of episodes that hit a limit, and that left the batch because sandbox, grader or engine failed.",
         _sampled(("truncated", "truncated_ratio"), ("left out", "excluded_ratio")),
-        "share",
+        "zero",
     ),
     Figure("kl", "Optimisation", "KL to the base model", "k3 estimate, in nats a token.", (Series("KL", _LEARNER + "kl"),)),
     Figure("entropy", "Optimisation", "Entropy", "Of the next token, in nats.", (Series("entropy", _LEARNER + "entropy"),)),

@@ -17,7 +17,7 @@ async function renderCompare(state) {
     go({ cmp: choices.map((one) => one.key).filter((key) => keys.has(key)) });
   };
   target.replaceChildren(
-    el("div.bar", {}, el("a.button#leave-compare", { href: linkTo({ view: "episodes", cmp: "" }) }, "← Episode")),
+    el("div.bar", {}, el("a#leave-compare.button", { href: linkTo({ view: "episodes", cmp: "" }) }, "← Episode")),
     el("header.episode-head", {}, el("h2", {}, bdi(chosen[0].problem_id)), el("p.question", { dir: "auto" }, visible(chosen[0].question.slice(0, 2000))), el("p", {}, "Gold ", el("strong", {}, bdi(chosen[0].answer)))),
     el("fieldset.versions", {}, el("legend", {}, "Shown"), choices.map((one) => el("label.chip", {},
       el("input", { type: "checkbox", value: one.key, checked: chosen.includes(one), onchange: toggle }),

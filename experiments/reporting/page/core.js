@@ -8,7 +8,7 @@ const OUTCOMES = ["correct", "wrong", "unknown"];
 let episodes = [];
 let byKey = new Map();
 
-// el("a.link#id", {href, onclick}, "text", child, ...)
+// el("a#id.class", {href, onclick}, "text", child, ...)
 function el(spec, attributes = {}, ...children) {
   const [, tag, id, classes] = spec.match(/^(\w+)(#[\w-]+)?((?:\.[\w-]+)*)$/);
   const element = document.createElement(tag);

@@ -132,8 +132,11 @@ function traces(figure) {
       result.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: faded(ink, 0.18) });
     }
     if (window > 1 && !held) result.push({ ...base, y: curve.y, showlegend: false, opacity: 0.25, line: { ...base.line, width: 1 } });
-    return [...result, base];
-  });
+    return [...result, { ...base, showlegend: !several }];
+  }).concat(several && figure.series.length > 1 ? figure.series.map((series, s) => ({
+    // Colours are named above the figures; here the dashes are.
+    x: [null], y: [null], name: series.name, mode: "lines", line: { color: css("--soft"), width: 2, dash: DASHES[s] },
+  })) : []);
 }
 
 function layout(figure) {
@@ -145,7 +148,7 @@ function layout(figure) {
     height: 270, margin: { l: 44, r: 10, t: 8, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--font"), size: 12, color: css("--ink") }, hovermode: figure.isPoints || bars ? "closest" : "x unified", barmode: "stack",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: 40 },
-    legend: { orientation: "h", y: -0.22, yanchor: "top", font: { size: 11 } }, showlegend: figure.isPoints || bars || figure.curves.length > 1,
+    legend: { orientation: "h", traceorder: "normal", y: -0.22, yanchor: "top", font: { size: 11 } }, showlegend: figure.isPoints || figure.series.length > 1,
     xaxis: { ...grid, title: { text: bars ? "seconds per step" : figure.isPoints ? figure.x_title : "iteration", standoff: 6 }, type: figure.isPoints ? "category" : "linear", rangemode: "tozero" },
     yaxis: { ...grid, type: figure.style === "log" ? "log" : bars ? "category" : "linear", exponentformat: "power",
       ...(figure.style === "share" ? { range: [-0.03, 1.03] } : figure.style === "zero" || figure.style === "parts" ? { rangemode: "tozero" } : {}) },

@@ -59,7 +59,7 @@ function episodeParts(episode, tokens) {
   const button = (text, action, id, off) => el(`button#${id}`, { type: "button", onclick: action, disabled: off }, text);
   return [
     el("div.bar", {}, button("← List", () => go({ ep: "" }), "back"), button("Previous", () => step(-1), "previous", at <= 0), button("Next", () => step(1), "next", at === found.length - 1),
-      el("a.button#to-curves", { href: linkTo({ view: "curves", it: episode.iteration, ep: "" }) }, "Curves at this iteration"),
+      el("a#to-curves.button", { href: linkTo({ view: "curves", it: episode.iteration, ep: "" }) }, "Curves at this iteration"),
       el("label.chip", {}, el("input#heat", { type: "checkbox", checked: heat, disabled: !tokens, onchange: toggleHeat }), "Colour tokens by probability")),
     el("header.episode-head", {}, el("h2", {}, verdictMark(episode.verdict), " ", bdi(episode.problem_id)),
       el("p.question", { dir: "auto" }, visible(episode.question.slice(0, 2000))),
@@ -109,7 +109,7 @@ function elsewhere(episode) {
   const own = others.filter((other) => other.run === episode.run);
   const first = [...new Set([own[0], episode, own.at(-1), ...others.filter((other) => other.run !== episode.run).slice(-1)])].slice(0, 3);
   return el("section.card.elsewhere", { "aria-label": "The same problem elsewhere" }, el("h3", {}, "The same problem elsewhere"),
-    el("p", {}, el("a.button#to-compare", { href: linkTo({ view: "compare", ep: episode.key, cmp: first.map((one) => one.key) }) }, "Side by side")),
+    el("p", {}, el("a#to-compare.button", { href: linkTo({ view: "compare", ep: episode.key, cmp: first.map((one) => one.key) }) }, "Side by side")),
     el("ul", {}, others.map((other) => el("li", {}, el("a", { href: linkTo({ ep: other.key }), "aria-current": other === episode && "true" },
       `${splitName(other.split)}, iteration ${other.iteration} `), verdictMark(other.verdict), data.groups.length > 1 && bdi(` ${data.runs[other.run].label}`, "span.note")))));
 }
