@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"experiments.report: error: {error}", file=sys.stderr)
         return 2
     size = page.stat().st_size / 1e6
-    print(f"{page}\n{num_shown} of {num_recorded} recorded episodes, {size:.1f} MB; figures in {page.parent / 'figures'}")
+    print(
+        f"{page}\n{num_shown} of {num_recorded} recorded episodes, {size:.1f} MB; figures in {page.parent / 'figures'}"
+    )
     return 0
 
 

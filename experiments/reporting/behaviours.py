@@ -14,7 +14,9 @@ from torl_env.dialect import MARKER, TORL, code_blocks, count_code, strip_code
 from torl_env.grading.extract import extract_answer
 
 _OK, _SANDBOX_ERROR = "success", "sandbox_error"
-_VERIFYING = re.compile(r"\b(?:double-?check|cross-?check|check|verify|verif(?:ies|ying|ication)|confirm)", re.IGNORECASE)
+_VERIFYING = re.compile(
+    r"\b(?:double-?check|cross-?check|check|verify|verif(?:ies|ying|ication)|confirm)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

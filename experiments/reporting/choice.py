@@ -8,9 +8,10 @@ from experiments.reporting.index import Entry, Place, groups
 MAX_EPISODES = 2000
 RULE = (
     "First one episode for every filter and behaviour, and one of every iteration of every run, training and "
-    "evaluation apart; then, for each iteration, one for every filter and behaviour found in it; then whole groups, an iteration at a time in turn, by the group's "
-    f"number, up to {MAX_EPISODES:,} episodes or the size of the file. Evaluations number the same problems alike, so "
-    "that a problem is there at several iterations."
+    "evaluation apart; then, for each iteration, one for every filter and behaviour found in it; then whole groups, "
+    "one iteration after the other in turn, by the group's number, "
+    f"up to {MAX_EPISODES:,} episodes or the size of the file. Evaluations number the same problems alike, so that a "
+    "problem is there at several iterations."
 )
 
 

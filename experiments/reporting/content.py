@@ -6,7 +6,7 @@ Offsets and lengths are in UTF-16 code units, which is what JavaScript counts in
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from pygments.lexers import PythonLexer
@@ -108,7 +108,7 @@ def _turn(role: str, text: str) -> dict[str, Any]:
         blocks.append((opening.start(), len(text) if marker < 0 else marker))
     marks = [mark for start, end in blocks for mark in _code_marks(text, start, end)]
     covered = [(0, 0), *blocks, (len(text), len(text))]
-    for (_, before), (after, _) in zip(covered, covered[1:], strict=False):
+    for (_, before), (after, _) in pairwise(covered):
         marks += [(before + box.start(), before + box.end(), "box") for box in _BOX.finditer(text[before:after])]
     units = _Units(text)
     # The line end behind a block is its own, or a blank line would follow it.
@@ -137,7 +137,9 @@ def _highlighted(code: str) -> tuple[tuple[str, int], ...]:
         (next((name for kind, name in _CLASSES if token in kind), ""), len(value))
         for token, value in _LEXER.get_tokens(code)
     )
-    return tuple((name, sum(length for _, length in same)) for name, same in groupby(pieces, key=lambda piece: piece[0]))
+    return tuple(
+        (name, sum(length for _, length in same)) for name, same in groupby(pieces, key=lambda piece: piece[0])
+    )
 
 
 def _spans(mask: Sequence[int]) -> list[tuple[int, int, bool]]:

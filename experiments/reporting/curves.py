@@ -140,8 +140,12 @@ FIGURES: tuple[Figure, ...] = (
         _sampled(("truncated", "truncated_ratio"), ("left out", "excluded_ratio")),
         "zero",
     ),
-    Figure("kl", "Optimisation", "KL to the base model", "k3 estimate, in nats a token.", (Series("KL", _LEARNER + "kl"),)),
-    Figure("entropy", "Optimisation", "Entropy", "Of the next token, in nats.", (Series("entropy", _LEARNER + "entropy"),)),
+    Figure(
+        "kl", "Optimisation", "KL to the base model", "k3 estimate, in nats a token.", (Series("KL", _LEARNER + "kl"),)
+    ),
+    Figure(
+        "entropy", "Optimisation", "Entropy", "Of the next token, in nats.", (Series("entropy", _LEARNER + "entropy"),)
+    ),
     Figure(
         "grad_norm",
         "Optimisation",
@@ -171,7 +175,9 @@ FIGURES: tuple[Figure, ...] = (
         ),
         "parts",
     ),
-    Figure("step_s", "Time", "Seconds per step", "Sample, advantage, update and sync.", (Series("step", "report/step_s"),)),
+    Figure(
+        "step_s", "Time", "Seconds per step", "Sample, advantage, update and sync.", (Series("step", "report/step_s"),)
+    ),
     Figure(
         "waits",
         "Time",
@@ -233,4 +239,3 @@ def _combined(group: str, series: int, values: Sequence[Mapping[int, float]]) ->
         [min(column) for column in columns],
         [max(column) for column in columns],
     )
-

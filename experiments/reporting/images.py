@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reporting.curves import FIGURES, Curve, Figure, curves_of
-from experiments.reporting.points import PointFigure, sweep_figures
+from experiments.reporting.points import PointFigure, evaluation_figures, sweep_figures
 from experiments.reporting.runs import RunData
 
 
@@ -19,24 +19,25 @@ def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
     from matplotlib import pyplot
 
     written = []
-    drawings = [(figure.id, figure.title, _curve_rows(figure, runs), (figure, runs)) for figure in FIGURES]
-    drawings += [(figure.id, figure.title, _point_rows(figure), (figure, None)) for figure in sweep_figures(runs)]
-    for name, title, rows, (figure, of_runs) in drawings:
+    drawings: list[tuple[Figure | PointFigure, list[list[Any]]]] = []
+    drawings += [(figure, _curve_rows(figure, runs)) for figure in FIGURES]
+    drawings += [(figure, _point_rows(figure)) for figure in evaluation_figures(runs) + sweep_figures(runs)]
+    for figure, rows in drawings:
         if len(rows) == 1:
             continue
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        with (folder / f"{figure.id}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
         picture, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
         if isinstance(figure, Figure):
-            _draw_curves(axis, figure, curves_of(figure, of_runs or []))
+            _draw_curves(axis, figure, curves_of(figure, runs))
         else:
             _draw_points(axis, figure)
-        axis.set_title(title)
+        axis.set_title(figure.title)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
-        picture.savefig(folder / f"{name}.png", dpi=110)
+        picture.savefig(folder / f"{figure.id}.png", dpi=110)
         pyplot.close(picture)
-        written.append(folder / f"{name}.png")
+        written.append(folder / f"{figure.id}.png")
     return written
 
 
@@ -81,7 +82,8 @@ def _draw_curves(axis: Any, figure: Figure, curves: Iterable[Curve]) -> None:
 
 
 def _draw_points(axis: Any, figure: PointFigure) -> None:
-    places = sorted({x for line in figure.lines for x in line.x}, key=float)
+    # Lines hold their places in order; one that a line lacks goes behind those before it.
+    places = list(dict.fromkeys(x for line in sorted(figure.lines, key=lambda line: -len(line.x)) for x in line.x))
     for line in figure.lines:
         middle, low, high = line.y, line.low, line.high
         error = [

@@ -12,6 +12,7 @@ import html
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +24,9 @@ from tokenizers import Tokenizer
 from experiments.reporting import behaviours, choice, content
 from experiments.reporting.curves import FIGURES, curves_of
 from experiments.reporting.index import Entry, groups, read_record
-from experiments.reporting.points import sweep_figures, tables
+from experiments.reporting.points import evaluation_figures, sweep_figures, tables
 from experiments.reporting.runs import RunData
 from experiments.run_folder import jsonable
-from learners import records
 
 MAX_BYTES = 25_000_000
 _CHUNK = 32
@@ -49,9 +49,10 @@ def write_page(path: Path, runs: Sequence[RunData], entries: Sequence[Entry]) ->
         "TITLE": html.escape(_title(runs)),
     }
     fixed["POLICY"] = _policy(fixed["PLOTLY"], fixed["SCRIPT"])
-    figures = _figures(runs, entries)
+    tokenizers = [None if run.tokenizer is None else Tokenizer.from_file(str(run.tokenizer)) for run in runs]
+    figures = _figures(runs, tokenizers, entries)
     room = MAX_BYTES - sum(len(text.encode()) for text in (*fixed.values(), _json(figures), _read("report.html")))
-    blocks, num_embedded = _episode_blocks(runs, entries, room - 100_000)  # for the counts below
+    blocks, num_embedded = _episode_blocks(runs, tokenizers, entries, room - 100_000)  # for the counts below
     counts = {"recorded": len(entries), "embedded": sum(num_embedded)}
     for run, number in zip(figures["runs"], num_embedded, strict=True):
         run["embedded"] = number
@@ -64,9 +65,10 @@ def write_page(path: Path, runs: Sequence[RunData], entries: Sequence[Entry]) ->
     return counts["embedded"]
 
 
-def _episode_blocks(runs: Sequence[RunData], entries: Sequence[Entry], room: int) -> tuple[list[str], list[int]]:
+def _episode_blocks(
+    runs: Sequence[RunData], tokenizers: Sequence[Tokenizer | None], entries: Sequence[Entry], room: int
+) -> tuple[list[str], list[int]]:
     """Return the page's episode blocks, and how many episodes of each run are in them, within `room` bytes."""
-    tokenizers = [_tokenizer(run.path) for run in runs]
     of_group = groups(entries)
     chosen = choice.choose(entries)
     blocks: list[str] = []
@@ -90,15 +92,18 @@ def _episode_blocks(runs: Sequence[RunData], entries: Sequence[Entry], room: int
     return blocks, num_embedded
 
 
-def _figures(runs: Sequence[RunData], entries: Sequence[Entry]) -> dict[str, Any]:
+def _figures(
+    runs: Sequence[RunData], tokenizers: Sequence[Tokenizer | None], entries: Sequence[Entry]
+) -> dict[str, Any]:
     names = list(dict.fromkeys(run.group for run in runs))
+    recorded = Counter(entry.run for entry in entries)
+    tagged = Counter(tag for entry in entries for tag in entry.tags)
     curves = []
     for figure in FIGURES:
         found = curves_of(figure, runs)
         if found:
             lines = [{**asdict(curve), "group": names.index(curve.group)} for curve in found]
             curves.append({**asdict(figure), "curves": lines})
-    tokenizers = [_tokenizer(run.path) for run in runs]
     return {
         "title": _title(runs),
         "written": time.strftime("%Y-%m-%d %H:%M"),
@@ -109,13 +114,13 @@ def _figures(runs: Sequence[RunData], entries: Sequence[Entry]) -> dict[str, Any
                 "group": names.index(run.group),
                 "path": str(run.path),
                 "iterations": max(run.rows, default=0),
-                "recorded": sum(entry.run == index for entry in entries),
+                "recorded": recorded[index],
                 "specials": content.special_names(tokenizer),
             }
             for index, (run, tokenizer) in enumerate(zip(runs, tokenizers, strict=True))
         ],
         "curves": curves,
-        "points": [asdict(figure) for figure in sweep_figures(runs)],
+        "points": [asdict(figure) for figure in evaluation_figures(runs) + sweep_figures(runs)],
         "tables": [asdict(table) for table in tables(runs)],
         "rules": [
             {
@@ -123,7 +128,7 @@ def _figures(runs: Sequence[RunData], entries: Sequence[Entry]) -> dict[str, Any
                 "name": rule.name,
                 "sentence": rule.sentence,
                 "behaviour": rule in behaviours.BEHAVIOURS,
-                "recorded": sum(rule.id in entry.tags for entry in entries),
+                "recorded": tagged[rule.id],
             }
             for rule in behaviours.RULES
         ],
@@ -135,14 +140,6 @@ def _title(runs: Sequence[RunData]) -> str:
     names = list(dict.fromkeys(run.group for run in runs))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def _tokenizer(run: Path) -> Tokenizer | None:
-    """Return the tokenizer of a run: the one recorded beside its episodes, or that of its trained model."""
-    for path in (run / records.TOKENIZER_NAME, run / "model" / records.TOKENIZER_NAME):
-        if path.exists():
-            return Tokenizer.from_file(str(path))
-    return None
 
 
 def _policy(*scripts: str) -> str:

@@ -54,7 +54,7 @@ class Table:
 def final_accuracy(run: RunData) -> float:
     """Return the last held-out accuracy, NaN if there was no evaluation since the training began."""
     last = max(run.held_out, default=0)
-    return run.held_out[last].get("accuracy", math.nan) if last > 0 or (run.held_out and not run.rows) else math.nan
+    return run.held_out[last].get("accuracy", math.nan) if last > 0 else math.nan
 
 
 def mean_step_s(run: RunData) -> float:
@@ -77,7 +77,13 @@ def sweep_figures(runs: Sequence[RunData]) -> list[PointFigure]:
     if len({run.setting("max_tool_calls") for run in trials}) > 1:
         for id_, title, caption, style, read in (
             ("sweep_accuracy", "Accuracy against C", "Held out, greedy, after training.", "share", final_accuracy),
-            ("sweep_step_s", "Step time against C", "Mean seconds per step (the paper's Table 4).", "zero", mean_step_s),
+            (
+                "sweep_step_s",
+                "Step time against C",
+                "Mean seconds per step (the paper's Table 4).",
+                "zero",
+                mean_step_s,
+            ),
         ):
             lines = _lines(trials, "max_tool_calls", "kl_coeff", read)
             figures.append(PointFigure(id_, "Sweep", title, caption, "C, programs per episode", lines, style))
@@ -90,9 +96,27 @@ def sweep_figures(runs: Sequence[RunData]) -> list[PointFigure]:
     return [figure for figure in figures if any(line.x for line in figure.lines)]
 
 
+def evaluation_figures(runs: Sequence[RunData]) -> list[PointFigure]:
+    """Return the accuracy of each problem set of an evaluation, with its 95% interval."""
+    sets = [run for run in runs if run.is_evaluation and "accuracy" in run.held_out[0]]
+    if not sets:
+        return []
+    intervals = [_interval(run) for run in sets]
+    line = Line(
+        "accuracy",
+        [run.label for run in sets],
+        [run.held_out[0]["accuracy"] for run in sets],
+        [low for low, _ in intervals],
+        [high for _, high in intervals],
+    )
+    caption = "Mean over the episodes that could be judged; 95% interval (Wilson's) of a share of that many problems."
+    return [PointFigure("evaluation", "Evaluation", "Accuracy by problem set", caption, "problem set", [line], "share")]
+
+
 def tables(runs: Sequence[RunData]) -> list[Table]:
     """Return the overview of the runs, the comparison with the no-tool baseline, and a sweep's tables."""
-    found = [_overview(runs)]
+    trained, sets = [run for run in runs if not run.is_evaluation], [run for run in runs if run.is_evaluation]
+    found = ([_overview(trained)] if trained else []) + ([_evaluations(sets)] if sets else [])
     if any(run.is_without_tool for run in runs) and any(run.rows and not run.is_without_tool for run in runs):
         found.append(_baseline(runs))
     calls = sorted({value for run in runs if (value := run.setting("max_tool_calls")) is not None})
@@ -105,7 +129,7 @@ def _overview(runs: Sequence[RunData]) -> Table:
     rows = []
     for run in runs:
         first = run.held_out.get(0, {})
-        last = run.held_out[max(run.held_out)] if max(run.held_out, default=0) > 0 or not run.rows else {}
+        last = run.held_out[max(run.held_out)] if max(run.held_out, default=0) > 0 else {}
         rows.append(
             [
                 run.label,
@@ -123,6 +147,37 @@ def _overview(runs: Sequence[RunData]) -> Table:
         ["run", "iterations", "accuracy", "code ratio", "pass ratio", "step"],
         rows,
     )
+
+
+def _evaluations(sets: Sequence[RunData]) -> Table:
+    rows = []
+    for run in sets:
+        figures = run.held_out[0]
+        low, high = _interval(run)
+        rows.append(
+            [
+                run.label,
+                f"{figures['num_problems']:.0f}",
+                f"{figures['num_episodes']:.0f}",
+                _number(figures.get("accuracy", math.nan)),
+                f"{_number(low)} to {_number(high)}",
+                _number(figures.get("code_ratio", math.nan)),
+            ]
+        )
+    return Table(
+        "evaluation",
+        "Evaluation",
+        "Over the episodes that could be judged; 95% interval (Wilson's) of a share of that many problems.",
+        ["set", "problems", "episodes", "accuracy", "95% interval", "code ratio"],
+        rows,
+    )
+
+
+def _interval(run: RunData) -> tuple[float, float]:
+    from experiments.sweep_results import wilson  # brings Ray Tune, which is slow to import
+
+    figures = run.held_out[0]
+    return wilson(figures.get("accuracy", math.nan), round(figures["num_problems"]))
 
 
 def _baseline(runs: Sequence[RunData]) -> Table:
@@ -152,7 +207,9 @@ def _baseline(runs: Sequence[RunData]) -> Table:
 
 def _by_calls(runs: Sequence[RunData], calls: Sequence[float]) -> Table:
     rows = []
-    times = {value: _mean([mean_step_s(run) for run in runs if run.setting("max_tool_calls") == value]) for value in calls}
+    times = {
+        value: _mean([mean_step_s(run) for run in runs if run.setting("max_tool_calls") == value]) for value in calls
+    }
     for value in calls:
         members = [run for run in runs if run.setting("max_tool_calls") == value]
         paper = "not in the paper"
@@ -211,7 +268,7 @@ def _range(values: Sequence[float], unit: str = "") -> str:
 
 
 def _number(value: float, unit: str = "") -> str:
-    return f"{value:.2f}{unit}" if math.isfinite(value) else "–"
+    return f"{value:.2f}{unit}" if math.isfinite(value) else "-"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,19 +1,22 @@
-"""What a report reads of a run: settings, metrics by iteration, held-out figures; from run, sweep and evaluation folders."""
+"""What a report reads of a run, sweep or evaluation folder: settings, metrics by iteration, held-out figures."""
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.run_folder import RunFolder, flatten
 from learners import records
+from learners.episodes import EXCLUDED_STOP_REASONS
+from torl_env.dialect import count_code
 
 HELD_OUT = "evaluation/env_runners/"
 _SAMPLED = "env_runners/"
 _RESULTS, _PARAMS, _RUN, _SUMMARY = "result.json", "params.json", "run.json", "summary.json"
+_EVALUATION = "evaluation.json"
 _TRIAL_SUFFIX = re.compile(r"_[0-9a-f]{5,}_\d{5}$")  # Tune's experiment and trial number
 _SEED = re.compile(r"[ ,]*\bseed[= ]-?\d+")
 
@@ -28,7 +31,8 @@ class RunData:
         group: The label without the seed: runs that share it differ in the seed alone.
         seed: None if unknown.
         settings: Setting -> value, as texts, of what is known to differ from the recipe.
-        sweep: Folder of the sweep it is a trial of, or None.
+        parent: Folder of the sweep it is a trial of, or of the evaluation it is a problem set of; else None.
+        tokenizer: File of its tokenizer, or None.
         rows: Iteration -> name -> figure: RLlib's result dict under names joined with slashes, and `derived` ones.
         held_out: Iteration -> name -> figure of the greedy evaluation, names as in `episode_metrics`.
     """
@@ -38,9 +42,15 @@ class RunData:
     group: str
     seed: int | None
     settings: Mapping[str, str] = field(default_factory=dict)
-    sweep: Path | None = None
+    parent: Path | None = None
+    tokenizer: Path | None = None
     rows: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     held_out: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True for a problem set of `experiments.evaluate`: its figures are `held_out[0]`."""
+        return self.parent is not None and (self.parent / _EVALUATION).exists()
 
     @property
     def is_without_tool(self) -> bool:
@@ -66,17 +76,20 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
         if any((path / name).exists() for name in (_RESULTS, _RUN, records.FILE_NAME)):
             runs.append(read_run(path))
             continue
+        if (path / _EVALUATION).exists():
+            runs += [read_set(file.parent) for file in sorted(path.glob(f"*/{records.FILE_NAME}"))]
+            continue
         trials = sorted(folder.parent for folder in path.glob(f"*/{_RESULTS}"))
         if not trials:
             raise ValueError(
                 f"{path} is no folder of a run, a sweep or an evaluation: it has no {_RUN}, {_RESULTS} or "
                 f"{records.FILE_NAME}, nor trial folders with {_RESULTS}. Name the folder that the command printed."
             )
-        runs += [read_run(trial, sweep=path) for trial in trials]
+        runs += [read_run(trial, parent=path) for trial in trials]
     return _with_distinct_labels(runs)
 
 
-def read_run(path: Path, sweep: Path | None = None) -> RunData:
+def read_run(path: Path, parent: Path | None = None) -> RunData:
     """Read one folder, also while it is being written."""
     rows: dict[int, dict[str, float]] = {}
     config: Mapping[str, Any] = _json(path / _PARAMS)
@@ -90,12 +103,33 @@ def read_run(path: Path, sweep: Path | None = None) -> RunData:
         row.update(derived(row))
     settings = dict(text.partition("=")[::2] for text in state.get("settings", [])) | _of_config(config)
     seed = state.get("seed", config.get("seed"))
-    if sweep is not None:
+    if parent is not None:
         label = _TRIAL_SUFFIX.sub("", path.name).replace(",", " ")
     else:
         parts = [state.get("recipe", path.name), *state.get("settings", [])]
         label = " ".join(parts if seed is None else [*parts, f"seed {seed}"])
-    return RunData(path, label, _SEED.sub("", label) or label, seed, settings, sweep, rows, held_out)
+    tokenizer = _first_file(path / records.TOKENIZER_NAME, path / "model" / records.TOKENIZER_NAME)
+    return RunData(path, label, _SEED.sub("", label) or label, seed, settings, parent, tokenizer, rows, held_out)
+
+
+def read_set(path: Path) -> RunData:
+    """Read one problem set of an evaluation; its figures are over the episodes that could be judged."""
+    model = Path(_json(path.parent / _EVALUATION).get("model", ""))
+    correct, with_code, problems = [], [], set()
+    with (path / records.FILE_NAME).open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n") and (record := json.loads(line))["stop_reason"] not in EXCLUDED_STOP_REASONS:
+                correct.append(record["verdict"] == "correct")
+                with_code.append(
+                    count_code(text for role, text in record["turns"] if role == "response").num_blocks > 0
+                )
+                problems.add(record["problem_id"])
+    figures = {"num_problems": float(len(problems)), "num_episodes": float(len(correct))}
+    if correct:
+        figures |= {"accuracy": sum(correct) / len(correct), "code_ratio": sum(with_code) / len(with_code)}
+    names = (path, model, model / "model")
+    tokenizer = _first_file(*(folder / records.TOKENIZER_NAME for folder in names))
+    return RunData(path, path.name, path.name, None, {}, path.parent, tokenizer, held_out={0: figures})
 
 
 def derived(row: Mapping[str, float]) -> dict[str, float]:
@@ -153,14 +187,17 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, str]:
 def _with_distinct_labels(runs: Sequence[RunData]) -> list[RunData]:
     labels = [run.label for run in runs]
     return [
-        run if labels.count(run.label) == 1 else _relabelled(run, f"{run.label} ({run.path.name})") for run in runs
+        run if labels.count(run.label) == 1 else _relabelled(run, f"{run.label} ({(run.parent or run.path).name})")
+        for run in runs
     ]
 
 
 def _relabelled(run: RunData, label: str) -> RunData:
-    return RunData(
-        run.path, label, label, run.seed, run.settings, run.sweep, rows=run.rows, held_out=run.held_out
-    )
+    return replace(run, label=label, group=label)
+
+
+def _first_file(*paths: Path) -> Path | None:
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _json(path: Path) -> dict[str, Any]:
