@@ -137,7 +137,7 @@ def _figures(
 
 
 def _title(runs: Sequence[RunData]) -> str:
-    names = list(dict.fromkeys(run.group for run in runs))
+    names = list(dict.fromkeys(run.group if run.parent is None else run.parent.name for run in runs))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

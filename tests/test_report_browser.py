@@ -1,0 +1,393 @@
+"""The report in a real browser (Debian's Chromium): its controls clicked on a report of a real run, and a hostile one.
+
+`tests/report_run` is a real quickstart and its no-tool twin; its README says how they were made.
+"""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from experiments.report import write_report
+from tests.reports import PROMPT, ROOT, TOKENIZER, record, result_row, write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and "CI" not in os.environ, reason="no Chromium: apt-get install chromium"
+)
+RUN = ROOT / "tests" / "report_run"
+GROUP = "quickstart kl_coeff=0 measure_kl=true"
+READY = "html[data-ready]"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        assert CHROMIUM is not None, "Chromium is missing: apt-get install chromium"
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for run in ("quickstart", "quickstart_no_tool"):
+        shutil.copytree(RUN / run, folder / run)
+        shutil.copy(TOKENIZER, folder / run)
+    path, *_ = write_report([folder / "quickstart", folder / "quickstart_no_tool"])
+    return path
+
+
+@pytest.fixture
+def open_page(browser):
+    contexts = []
+
+    def opened(path, fragment="", width=1280, **settings):
+        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.faults = []
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.faults.append(message.text))
+        page.on("request", lambda request: request.url.startswith("http") and page.faults.append(request.url))
+        page.goto(f"file://{path}{fragment}")
+        page.wait_for_selector(READY)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def wait_until(page, expression):
+    """Wait for a condition; Playwright's own `wait_for_function` evaluates text in the page, which its policy bars."""
+    for _ in range(400):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"In 20 s it never came to: {expression}")
+
+
+def lines_of(run, file="result.json"):
+    return [json.loads(line) for line in (RUN / run / file).read_text().splitlines()]
+
+
+def plotted(page, figure):
+    """Return {name: {x: y}} of what Plotly drew."""
+    page.locator(f"#plot-{figure}").scroll_into_view_if_needed()
+    page.wait_for_selector(f"#plot-{figure} .main-svg")
+    read = "plot => plot.data.map(t => [t.name, [...t.x], [...t.y]])"
+    return {name: dict(zip(x, y, strict=True)) for name, x, y in page.locator(f"#plot-{figure}").evaluate(read) if x[0]}
+
+
+@pytest.mark.parametrize(
+    ("figure", "trace", "read"),
+    [
+        ("accuracy", "sampled", lambda row: row["env_runners"]["accuracy"]),
+        ("reward", "sampled", lambda row: row["env_runners"]["reward_mean"]),
+        ("code_ratio", "sampled", lambda row: row["env_runners"]["code_ratio"]),
+        ("pass_ratio", "all", lambda row: row["env_runners"]["pass_ratio"]),
+        ("pass_ratio", "correct", lambda row: row["env_runners"]["pass_ratio_correct"]),
+        ("pass_ratio", "incorrect", lambda row: row["env_runners"]["pass_ratio_incorrect"]),
+        ("block_ratios", "executed", lambda row: row["env_runners"]["executed_code_ratio"]),
+        ("block_ratios", "before the answer", lambda row: row["env_runners"]["before_answer_code_ratio"]),
+        ("tool_calls", "", lambda row: row["env_runners"]["tool_calls_mean"]),
+        ("response_length", "mean", lambda row: row["env_runners"]["response_tokens_mean"]),
+        ("response_length", "longest", lambda row: row["env_runners"]["response_tokens_max"]),
+        ("cut_off", "truncated", lambda row: row["env_runners"]["truncated_ratio"]),
+        ("cut_off", "left out", lambda row: row["env_runners"]["excluded_ratio"]),
+        ("kl", "", lambda row: row["learners"]["default_policy"]["kl"]),
+        ("entropy", "", lambda row: row["learners"]["default_policy"]["entropy"]),
+        ("grad_norm", "", lambda row: row["learners"]["default_policy"]["grad_norm"]),
+        ("logp_diff_max", "", lambda row: row["learners"]["default_policy"]["logp_diff_max"]),
+        ("step_s", "", lambda row: sum(row["timings"].values())),
+        ("waits", "for programs", lambda row: row["env_runners"]["tool_wait_s_sum"]),
+        ("waits", "for grading", lambda row: row["env_runners"]["grade_s_sum"]),
+        ("tokens_per_s", "", lambda row: row["env_runners"]["response_tokens_per_s"]),
+        ("program_s", "p50", lambda row: row["env_runners"]["run_s_p50"]),
+        ("program_s", "p99", lambda row: row["env_runners"]["run_s_p99"]),
+        ("queue_s", "p50", lambda row: row["env_runners"]["queue_s_p50"]),
+        ("queue_s", "p99", lambda row: row["env_runners"]["queue_s_p99"]),
+    ],
+)
+def test_a_curve_shows_the_raw_metric(curves_page, figure, trace, read):
+    drawn = plotted(curves_page, figure)[" · ".join(filter(None, [GROUP, trace]))]
+    for row in lines_of("quickstart")[:3]:
+        value, iteration = read(row), row["training_iteration"]
+        assert drawn.get(iteration) == (None if value is None else pytest.approx(value, rel=1e-12))
+
+
+@pytest.fixture(scope="module")
+def curves_page(browser, report):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto(f"file://{report}")
+    page.wait_for_selector(READY)
+    yield page
+    context.close()
+
+
+def test_the_parts_of_a_step_are_bars_of_means(curves_page):
+    plot = curves_page.locator("#plot-step_parts")
+    plot.scroll_into_view_if_needed()
+    curves_page.wait_for_selector("#plot-step_parts .main-svg")
+    bars = plot.evaluate("plot => plot.data.map(t => t.x.reduce((sum, x) => sum + x, 0))")
+    steps = [sum(row["timings"].values()) for run in ("quickstart", "quickstart_no_tool") for row in lines_of(run)[1:]]
+    assert sum(bars) == pytest.approx(sum(steps) / 19)  # each run's mean over all iterations but the first
+
+
+def test_smoothing_is_a_mean_over_the_iterations_before(report, open_page):
+    page = open_page(report)
+    page.select_option("#smooth", "3")
+    accuracies = [row["env_runners"]["accuracy"] for row in lines_of("quickstart")]
+    assert plotted(page, "accuracy")[f"{GROUP} · sampled"][4] == pytest.approx(sum(accuracies[1:4]) / 3)
+    assert page.locator("#smooth option:checked").inner_text() == "mean of 3 iterations, back from each"
+    assert page.faults == []
+
+
+def test_a_point_leads_to_its_episodes_and_back(report, open_page):
+    page = open_page(report)
+    plotted(page, "reward")
+    box = page.locator("#plot-reward .nsewdrag").first.bounding_box()
+    place = (box["x"] + box["width"] * 2 / 20, box["y"] + box["height"] / 2)  # iteration 2 of 20, the axis from 0
+    page.mouse.move(*place)
+    page.wait_for_selector("#plot-reward .hoverlayer text")
+    page.mouse.click(*place)
+    page.wait_for_selector("#list a.row")
+    iteration = page.locator("#f-it").input_value()
+    assert iteration == "2"
+    assert page.locator("#list-count").inner_text().startswith("32 episodes found")
+    page.locator("#list a.row").first.click()
+    page.click("#to-curves")
+    page.wait_for_selector("#at:visible")
+    assert f"Iteration {iteration} is marked" in page.inner_text("#at")
+    assert page.faults == []
+
+
+def test_filters_and_search_find_what_they_say(report, open_page):
+    page = open_page(report, "#view=episodes")
+    lines = lines_of("quickstart", "episodes.jsonl")
+    page.select_option("#f-run", "g0")
+    assert page.inner_text("#list-count").startswith(f"{len(lines)} episodes found")
+    page.check("[data-rule=wrong] input")
+    wrong = [line for line in lines if line["verdict"] == "incorrect"]
+    assert page.inner_text("#list-count").startswith(f"{len(wrong)} episodes found")
+    page.check("[data-rule=correct] input")  # of the outcomes any one may hold
+    assert page.inner_text("#list-count").startswith(f"{len(lines)} episodes found")
+    page.check("[data-rule=code_failed] input")
+    failed = [line for line in lines if any(call["status"] != "success" for call in line["tool_calls"])]
+    assert page.inner_text("#list-count").split()[0] == str(len(failed))
+    page.click("#f-clear")
+    page.fill("#f-q", "collatz print")
+    found = [line for line in lines if all(w in json.dumps(line["turns"]).lower() for w in ("collatz", "print"))]
+    page.select_option("#f-run", "g0")
+    assert page.inner_text("#list-count").split()[0] == str(len(found)) != "0"
+    page.select_option("#f-sort", "reward")
+    assert "correct" in page.locator("#list a.row").first.inner_text()
+    page.fill("#f-q", "no such text anywhere")
+    assert "Nothing here matches" in page.inner_text("#list")
+    assert page.faults == []
+
+
+def test_a_token_tells_its_id_logps_mask_and_version(report, open_page):
+    page = open_page(report, "#view=episodes&ep=0.train.2.0.1")
+    lines = lines_of("quickstart", "episodes.jsonl")
+    place = (2, "train", 0, 1)
+    (line,) = [ln for ln in lines if (ln["iteration"], ln["split"], ln["group_id"], ln["sample_index"]) == place]
+    first = line["loss_mask"].index(1)
+    page.locator(".turn.response .tok").nth(2).hover()
+    tip = page.inner_text("#tip")
+    assert f"token id\n{line['token_ids'][first + 2]}" in tip
+    assert f"log-prob, sampler\n{line['action_logp'][2]:.6f}" in tip
+    assert f"log-prob, learner\n{line['logp'][2]:.6f}" in tip
+    assert "loss mask\n1" in tip
+    assert f"policy version\n{line['policy_version']}" in tip
+    page.locator(".turn.response .tok").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert f"token id\n{line['token_ids'][first + 1]}" in page.inner_text("#tip")
+    page.click("text=Whole prompt")
+    page.locator(".turn.prompt .tok").first.hover()
+    assert "0 · not trained on" in page.inner_text("#tip")
+    assert page.faults == []
+
+
+def test_an_episode_shows_its_facts_group_and_turns(report, open_page):
+    page = open_page(report, "#view=episodes&ep=0.train.2.0.1")
+    lines = lines_of("quickstart", "episodes.jsonl")
+    group = [ln for ln in lines if (ln["iteration"], ln["split"], ln["group_id"]) == (2, "train", 0)]
+    line = next(ln for ln in group if ln["sample_index"] == 1)
+    page.wait_for_selector(".mates")
+    for turn, (role, text) in enumerate(line["turns"][1:]):
+        shown = page.locator(".turns > .turn .text").nth(turn).evaluate("box => box.textContent")
+        assert shown.removesuffix("<|endoftext|>") == text, role
+    assert [cells.split()[-1] for cells in page.locator(".mates tbody tr").all_inner_texts()] == [
+        f"{mate['advantage']:.3f}" for mate in group
+    ]
+    assert page.locator(".facts").inner_text().count(line["answer"]) >= 1
+    page.click(".mates tbody a >> nth=0")
+    wait_until(page, "location.hash.includes('ep=0.train.2.0.0')")
+    assert page.faults == []
+
+
+def test_the_same_problem_side_by_side(report, open_page):
+    page = open_page(report, "#view=episodes&ep=0.evaluation.0.1.0")
+    page.click("#to-compare")
+    page.wait_for_selector(".column >> nth=1")
+    heads = page.locator(".column h3").all_inner_texts()
+    assert heads[:2] == ["held out, iteration 0", "held out, iteration 20"]
+    texts = page.locator(".column").all_inner_texts()
+    assert len(texts) >= 2
+    page.locator(".versions input").first.uncheck()
+    wait_until(page, f"document.querySelectorAll('.column').length === {len(texts) - 1}")
+    page.click(".column h3 a >> nth=0")
+    page.wait_for_selector("#episode .turns")
+    assert page.faults == []
+
+
+def test_a_link_opens_the_same_view_again(report, open_page):
+    page = open_page(report, "#view=episodes")
+    page.select_option("#f-it", "2")
+    page.check("[data-rule=correct] input")
+    page.locator("#list a.row").nth(2).click()
+    page.wait_for_selector("#episode .turns")
+    fragment, title = page.evaluate("location.hash"), page.inner_text("#episode h2")
+    again = open_page(report, fragment)
+    again.wait_for_selector("#episode .turns")
+    assert again.inner_text("#episode h2") == title
+    assert again.locator("#f-it").input_value() == "2"
+    assert again.locator("[data-rule=correct] input").is_checked()
+    assert again.inner_text("#list-count") == page.inner_text("#list-count")
+    # And the way back is the browser's own.
+    page.go_back()
+    wait_until(page, "!location.hash.includes('ep=')")
+    assert "Choose an episode" in page.inner_text("#episode")
+
+
+def test_the_keyboard_moves_through_the_episodes(report, open_page):
+    page = open_page(report)
+    page.keyboard.press("e")
+    page.wait_for_selector("#list a.row")
+    keys = []
+    for key in ("n", "n", "p"):
+        page.keyboard.press(key)
+        keys.append(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('ep')"))
+    assert keys[0] == keys[2] != keys[1]
+    page.keyboard.press("/")
+    wait_until(page, "document.activeElement.id === 'f-q'")
+    page.keyboard.type("nn")
+    assert page.locator("#f-q").input_value() == "nn"  # typed, not obeyed
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    page.keyboard.press("c")
+    page.wait_for_selector("#curves:visible")
+    assert page.faults == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_is_wider_than_its_window(report, open_page, width, scheme):
+    page = open_page(report, "", width, color_scheme=scheme)
+    for fragment in (
+        "#view=curves",
+        "#view=episodes",
+        "#view=episodes&ep=0.train.2.0.1",
+        "#view=compare&cmp=0.train.2.0.1",
+    ):
+        page.evaluate(f"location.hash = '{fragment}'")
+        wait_until(page, "document.querySelector('main > section:not([hidden])').childElementCount > 0")
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, fragment
+    assert page.faults == []
+
+
+def test_every_control_and_landmark_has_a_name(report, open_page):
+    page = open_page(report, "#view=episodes&ep=0.train.2.0.1")
+    page.wait_for_selector(".turns")
+    nameless = """() => [...document.querySelectorAll('button, a, input, select, section, nav, [role]')]
+        .filter((one) => one.offsetParent && !(one.getAttribute('aria-label') || one.getAttribute('aria-labelledby')
+            || one.textContent.trim() || (one.labels && one.labels.length && one.labels[0].textContent.trim())))
+        .map((one) => one.outerHTML.slice(0, 80))"""
+    assert page.evaluate(nameless) == []
+    assert [page.locator(tag).count() for tag in ("header.top", "nav", "main", "footer", "h1")] == [1] * 5
+
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'><b>bold</b> "
+    "\x1b[31mred\x1b[0m \x00 \u202eabc"
+)
+
+
+def test_a_hostile_episode_is_shown_and_does_nothing(tmp_path, open_page):
+    line = record(HOSTILE, "\n" + HOSTILE, "x" * 1_000_000 + HOSTILE, question=HOSTILE, statuses=["failed"])
+    line |= {
+        "problem_id": HOSTILE,
+        "kind": HOSTILE,
+        "answer": HOSTILE,
+        "error": HOSTILE,
+        "reward_terms": {HOSTILE: 1.0},
+    }
+    folder = write_run(tmp_path / "run", [result_row(1)], [line, line | {"sample_index": 1}], recipe=HOSTILE)
+    path, *_ = write_report([folder])
+    page = open_page(path)
+    plotted(page, "accuracy")
+    page.keyboard.press("e")
+    page.keyboard.press("n")
+    page.wait_for_selector("#episode .turns")
+    texts = page.locator(".turns > .turn .text").evaluate_all("boxes => boxes.map((box) => box.textContent)")
+    shown = HOSTILE.replace("\x1b", "\u241b").replace("\x00", "\u2400").replace("\u202e", "U+202E")
+    assert texts[0] == shown
+    assert page.locator(".turn.response .text").first.locator("img, b, script").count() == 0
+    folded = page.locator(".unfold")
+    assert len(texts[2]) < 3000 and folded.count() == 1
+    folded.click()
+    whole = page.locator(".turns > .turn .text").nth(2).evaluate("box => box.textContent")
+    assert 19_000 < len(whole) < 21_000 and "characters are left out of this report" in whole
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    page.click("#to-curves")
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert page.faults == []
+
+
+def test_ten_thousand_episodes_are_written_fast_and_open_fast(tmp_path, open_page):
+    """CPU time for the writing; the opening by the clock, with room for other work on the same cores."""
+    lines = lines_of("quickstart", "episodes.jsonl")
+    lines = [line for line in lines if line["split"] == "train"]
+    many = [
+        lines[i % len(lines)] | {"iteration": i // 128 + 1, "group_id": i % 128 // 8, "sample_index": i % 8}
+        for i in range(10_000)
+    ]
+    folder = write_run(tmp_path / "run", [result_row(i) for i in range(1, 80)], many)
+    start = time.process_time()
+    path, num_shown, num_recorded = write_report([folder])
+    assert time.process_time() - start < 30
+    assert (num_recorded, num_shown >= 500) == (10_000, True)
+    assert path.stat().st_size <= 25_000_000
+    page = open_page(path, "#view=episodes")
+    opened_ms = page.evaluate("performance.now()")
+    assert opened_ms < 20_000
+    for _ in range(5):
+        page.evaluate("document.getElementById('list').scrollTop = 1e9")
+        page.wait_for_timeout(100)
+    assert page.locator("#list li").count() >= 300
+    assert page.faults == []
+
+
+def test_the_prompt_is_folded_and_the_question_stands_out(tmp_path, open_page):
+    lines = [record("Yes", question=question, group_id=i) for i, question in enumerate(("What is 1?", "What is 2?"))]
+    path, *_ = write_report([write_run(tmp_path / "run", [result_row(1)], lines)])
+    page = open_page(path, "#view=episodes&ep=0.train.1.1.0")
+    page.wait_for_selector("#episode .turns")
+    assert page.inner_text("#episode .question") == "What is 2?"
+    assert not page.locator(".turn.prompt").is_visible()
+    page.click("text=Whole prompt")
+    assert page.locator(".turn.prompt .text").inner_text() == PROMPT.format(question="What is 2?")
