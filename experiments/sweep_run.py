@@ -18,7 +18,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from experiments import sweep_figure, sweep_results
 from experiments.cluster import quiet_libraries, ray_session
-from experiments.launch import runs_root
+from experiments.launch import load_problems, runs_root
 from experiments.recipes import apply_settings, get_recipe
 from experiments.stopping import StopRequest
 from experiments.sweep_grid import (
@@ -36,6 +36,7 @@ from learners.config import ToRLConfig
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
 _STATE = "sweep.json"
+_PROBLEMS = ("problems", "evaluation_problems")
 # What Tune says of failures and interruptions, at length; the end of the sweep says it in a line each.
 _TUNE_LOGGERS = ("ray.tune.execution.tune_controller", "ray.tune.tune", "ray.tune.analysis.experiment_analysis")
 _TUNE_SAYS = ("Trial task failed", "Trials did not complete", "Failed to fetch metrics", "Experiment has been inter")
@@ -52,6 +53,7 @@ class Plan:
         num_iterations: Of a trial.
         scheduler: "fifo" or "asha".
         app: Name of the sandbox all trials share.
+        owns_app: The sweep made that name up, so whatever has it is the sweep's to remove.
     """
 
     recipe: str
@@ -60,6 +62,7 @@ class Plan:
     num_iterations: int
     scheduler: str
     app: str
+    owns_app: bool
 
     @classmethod
     def of_arguments(cls, arguments: argparse.Namespace) -> "Plan":
@@ -86,6 +89,7 @@ class Plan:
             num_iterations=config.num_iterations if arguments.num_iterations is None else arguments.num_iterations,
             scheduler=arguments.scheduler or "fifo",
             app=config.sandbox_app or f"torl-sweep-{uuid4().hex[:8]}",
+            owns_app=config.sandbox_app is None,
         )
 
     def config(self) -> ToRLConfig:
@@ -126,6 +130,7 @@ class Sweep:
 
         Raises:
             ValueError: on an unknown recipe, key or value, an invalid combination or a wrong `--restore`.
+            FileNotFoundError: if a set of problems is not there.
         """
         quiet_libraries()
         for name in _TUNE_LOGGERS:
@@ -141,7 +146,9 @@ class Sweep:
                 raise ValueError(
                     f"`--storage-path {folder}` holds a sweep. Go on with it by --restore, or name another."
                 )
-        plan.config()
+        config = plan.config()
+        for point in combinations({key: plan.grid[key] for key in _PROBLEMS if key in plan.grid}):
+            load_problems(at(config, point))
         return cls(plan=plan, folder=folder, restored=bool(arguments.restore), address=arguments.address)
 
     def execute(self) -> int:
@@ -152,13 +159,13 @@ class Sweep:
         with StopRequest(), ray_session(self.address):
             config = self.plan.config()
             # Here, outside of the trials' placement groups, which would confine Serve's controller to one trial.
-            owned = start_sandbox(self.plan.app, **sandbox_options(config))
+            started = start_sandbox(self.plan.app, **sandbox_options(config))
             os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other one greets with a box even when it should be silent
             try:
                 results = self._tuner(config).fit()
                 return self._report(results)
             finally:
-                if owned:
+                if started or self.plan.owns_app:  # a killed sweep has left it where the cluster lives on
                     stop_sandbox(self.plan.app)
 
     def _tuner(self, config: ToRLConfig) -> Any:

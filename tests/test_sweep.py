@@ -56,6 +56,7 @@ def test_every_trial_measures_the_kl_and_ends_with_an_evaluation() -> None:
         (["quickstart", "--max-tool-calls", "one"], "`max_tool_calls` takes int"),
         (["quickstart", "--grid", "kl_coef=0,1"], "Did you mean: kl_coeff"),
         (["quickstart", "--kl-coeff", "0", "--grid", "kl_coeff=1"], "names `kl_coeff` twice"),
+        (["quickstart", "--grid", "problems=arithmetic,nowhere.jsonl"], "nowhere.jsonl"),
         (["quickstart", "--seeds", "0"], "`--seeds` must be at least 1"),
         (["quickstart", "--num-iterations", "0"], "at least 1"),
         (["quickstart", "--num-iterations", "5", "--set", "evaluation_interval=2"], "must divide"),
