@@ -48,6 +48,7 @@ def closing(
         f"summary  {folder / 'summary.json'}",
         "",
         "Try next:",
+        f"  python -m experiments.report {shlex.quote(str(folder))}",
         f"  python -m experiments.train {recipe} --set model={shlex.quote(str(model))} --num-iterations 0",
         f"  python -m experiments.train {recipe} --set max_tool_calls=2 kl_coeff=0.01",
         f"  tensorboard --logdir {shlex.quote(str(folder.parent))}",

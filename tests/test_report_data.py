@@ -185,3 +185,10 @@ def test_every_iteration_and_filter_is_represented_then_whole_groups_follow(tmp_
 
 def test_every_iteration_is_there_even_if_there_are_more_than_the_limit(tmp_path):
     assert len(choice.choose(many(tmp_path), max_episodes=1)) >= 3
+
+
+def test_an_evaluation_gets_as_many_episodes_in_its_turn_as_a_training_group_has(tmp_path):
+    lines = [record(ANSWER, group_id=g, sample_index=s) for g in range(3) for s in range(4)]
+    lines += [record(ANSWER, split="evaluation", iteration=0, group_id=g) for g in range(12)]
+    chosen = choice.choose(read_entries([write_run(tmp_path / "a", [], lines)]), max_episodes=16)
+    assert [sum(entry.split == split for entry in chosen) for split in ("train", "evaluation")] == [8, 8]

@@ -1,7 +1,7 @@
 """Which of the recorded episodes a report holds, most wanted first; the page takes them until it is full."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from experiments.reporting.index import Entry, Place, groups
 
@@ -26,20 +26,34 @@ def choose(entries: Sequence[Entry], max_episodes: int = MAX_EPISODES) -> list[E
         for entry in _one_per_tag(members):
             if len(chosen) < max_episodes:
                 chosen[entry] = None
-    waiting = {place: iter(groups(members).values()) for place, members in places.items()}
-    while waiting and len(chosen) < max_episodes:
-        for place in list(waiting):
-            group = next(waiting[place], None)
-            if group is None:
-                del waiting[place]
+    of_place = {place: list(groups(members).values()) for place, members in places.items()}
+    # Groups of an evaluation are single episodes: it takes as many of them in its turn as a training group has.
+    share = max((len(group) for own in of_place.values() for group in own), default=0)
+    turns = {place: _in_turns(own, share) for place, own in of_place.items()}
+    while turns:
+        for place in list(turns):
+            turn = next(turns[place], None)
+            if turn is None:
+                del turns[place]
                 continue
             # A group is taken whole or not at all: its advantages are relative to each other.
-            new = [entry for entry in group if entry not in chosen]
-            if len(chosen) + len(new) <= max_episodes:
-                chosen.update(dict.fromkeys(new))
-            else:
+            new = [entry for entry in turn if entry not in chosen]
+            if len(chosen) + len(new) > max_episodes:
                 return list(chosen)
+            chosen.update(dict.fromkeys(new))
     return list(chosen)
+
+
+def _in_turns(of_place: Sequence[Sequence[Entry]], share: int) -> Iterator[list[Entry]]:
+    """Yield whole groups, in order, of about `share` episodes together."""
+    turn: list[Entry] = []
+    for group in of_place:
+        turn += group
+        if len(turn) >= share:
+            yield turn
+            turn = []
+    if turn:
+        yield turn
 
 
 def _one_per_tag(entries: Sequence[Entry]) -> list[Entry]:

@@ -257,7 +257,8 @@ def _lines(runs: Sequence[RunData], x: str, name: str, read: Callable[[RunData],
 
 
 def _arrow(before: float | None, after: float | None) -> str:
-    return f"{_number(math.nan if before is None else before)} → {_number(math.nan if after is None else after)}"
+    texts = [_number(math.nan if value is None else value) for value in (before, after)]
+    return "-" if texts == ["-", "-"] else " → ".join(texts)
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:

@@ -26,7 +26,7 @@ function buildCurves() {
     if (!sections.has(figure.section)) sections.set(figure.section, []);
     sections.get(figure.section).push(figureCard(figure));
   }
-  const groups = [...sections].map(([name, cards]) => el("section.figures", { "aria-label": name }, el("h2", {}, name), el("div.grid", {}, cards)));
+  const groups = [...sections].map(([name, cards]) => el("section.figures", { "aria-label": name }, el("h2", {}, name), el(`div.grid${cards.length % 2 ? "" : ".pairs"}`, {}, cards)));
   const tables = el("div.tables", {}, data.tables.map(tableCard));
   if (!groups.length) groups.push(el("p.notice", {}, "No iteration has ended yet."));
   $("curves").replaceChildren(tables, controls, ...groups);
@@ -131,9 +131,9 @@ function traces(figure) {
       const [low, high] = held ? [curve.low, curve.high] : [smoothed(curve.low, window), smoothed(curve.high, window)];
       result.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: faded(ink, 0.18) });
     }
-    if (window > 1 && !held) result.push({ ...base, y: curve.y, showlegend: false, opacity: 0.25, line: { ...base.line, width: 1 } });
+    if (window > 1 && !held) result.push({ ...base, y: curve.y, showlegend: false, opacity: 0.4, line: { ...base.line, width: 1 } });
     return [...result, { ...base, showlegend: !several }];
-  }).concat(several && figure.series.length > 1 ? figure.series.map((series, s) => ({
+  }).concat(several && figure.series.length > 1 ? figure.series.map((series, s) => [series, s]).filter(([, s]) => shown.some((curve) => curve.series === s)).map(([series, s]) => ({
     // Colours are named above the figures; here the dashes are.
     x: [null], y: [null], name: series.name, mode: "lines", line: { color: css("--soft"), width: 2, dash: DASHES[s] },
   })) : []);
