@@ -119,7 +119,10 @@ class RunFolder:
         return target
 
     def continue_from(self, iteration: int) -> None:
-        """Drop metrics and records of later iterations, which the restored run does again."""
+        """Drop metrics, records and checkpoints of later iterations, which the restored run does again."""
+        for checkpoint in self.checkpoints():
+            if int(checkpoint.name) > iteration:
+                shutil.rmtree(checkpoint)
         path = self.path / _METRICS
         if path.exists():
             kept = [json.dumps(row) + "\n" for row in self.results() if row["training_iteration"] <= iteration]

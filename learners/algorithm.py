@@ -60,6 +60,7 @@ class ToRL(Algorithm):
     def setup(self, config: AlgorithmConfig) -> None:
         """Start sandbox, engines and learners at the same time; on a failure stop what was started."""
         self.policy_version = 0
+        self._has_unsent_weights = False
         self.num_programs_executed = 0
         self.num_response_tokens = 0
         self.last_batch: Batch | None = None
@@ -109,6 +110,8 @@ class ToRL(Algorithm):
         """
         iteration = self.iteration + 1
         start = time.perf_counter()
+        if self._has_unsent_weights:  # a step before failed between its update and its sync
+            self._send_weights(self.policy_version + 1)
         stream_state = self._stream.get_state()
         try:
             with self._timed("sample_s", ENV_RUNNER_SAMPLING_TIMER):
@@ -121,14 +124,14 @@ class ToRL(Algorithm):
             with self._timed("advantage_s", ADVANTAGE_TIMER):
                 advantages = batch.advantages(normalize_std=self.config.normalize_advantages)
             with self._timed("update_s", LEARNER_UPDATE_TIMER):
+                self._has_unsent_weights = True
                 update = self.learner_group.update_rows(
                     batch.rows(advantages),
                     minibatch_size=self.config.minibatch_size,
-                    seed=(self.config.seed or 0) + iteration,
+                    seed=(self.config.seed or 0, iteration),
                 )
             with self._timed("sync_s", SYNCH_WORKER_WEIGHTS_TIMER):
-                self.policy_version += 1
-                self._weight_sync.sync(self.policy_version)
+                self._send_weights(self.policy_version + 1)
         except BaseException:
             # A step that did not end is done again from the same problems.
             self._stream.set_state(stream_state)
@@ -201,9 +204,15 @@ class ToRL(Algorithm):
             iteration: enters the seeds of the requests, so that the same call samples the same tokens.
 
         Raises:
-            RuntimeError: with the runner's traceback, if one failed.
+            RuntimeError: with the runner's traceback, if one failed; if one is gone; if one sampled with other weights
+                than the learners' last ones.
         """
         runner_ids = self.env_runner_group.healthy_env_runner_ids()
+        if len(runner_ids) < self.config.num_env_runners:
+            raise RuntimeError(
+                f"{self.config.num_env_runners - len(runner_ids)} of {self.config.num_env_runners} samplers died; see "
+                f"their logs. Go on from a checkpoint."
+            )
         shares = [list(range(i, len(problems), len(runner_ids))) for i in range(len(runner_ids))]
         results = self.env_runner_group.foreach_env_runner(
             [
@@ -220,15 +229,23 @@ class ToRL(Algorithm):
             remote_worker_ids=runner_ids,
             local_env_runner=False,
         )
-        if len(results) < len(runner_ids):
-            raise RuntimeError(f"{len(runner_ids) - len(results)} of {len(runner_ids)} samplers died; see their logs.")
         for result in results:
             if result.error:
                 raise RuntimeError(f"A sampler failed:\n{result.error}")
         batch = Batch.gather(problems, shares, results, group_size)
+        if others := {record.policy_version for record in batch.records} - {self.policy_version}:
+            raise RuntimeError(
+                f"Episodes were sampled with the weights of version {', '.join(map(str, sorted(others)))}, the "
+                f"learners' are of version {self.policy_version}: a weight sync did not reach every engine."
+            )
         self.num_programs_executed += sum(len(record.tool_calls) for record in batch.records)
         self.num_response_tokens += sum(record.num_response_tokens for record in batch.records)
         return batch
+
+    def _send_weights(self, version: int) -> None:
+        self._weight_sync.sync(version)
+        self.policy_version = version
+        self._has_unsent_weights = False
 
     def sandbox_stats(self) -> SandboxStats | None:
         """Return what the replicas of the sandbox application counted; None if the env has a sandbox of its own."""
@@ -294,23 +311,37 @@ class ToRL(Algorithm):
         if _STATE_KEY in state:
             self._stream.set_state(state[_STATE_KEY]["stream"])
             self.policy_version = state[_STATE_KEY]["policy_version"]
+        if COMPONENT_LEARNER_GROUP in state:
+            self._send_weights(self.policy_version)
 
     @override(Algorithm)
     def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
-        """Save a checkpoint; learners on this machine write their own shards, from others the state is gathered."""
+        """Save a checkpoint to a folder or, as in RLlib, to `filesystem`.
+
+        Learners on this machine write their own shards to a folder of it; otherwise the state is gathered first.
+        """
         here = ray.get_runtime_context().get_node_id()
         nodes = self.learner_group.foreach_learner(lambda _: ray.get_runtime_context().get_node_id())
-        if path is None or state is not None or any(node.get() != here for node in nodes):
+        is_remote = kwargs.get("filesystem") is not None or "://" in str(path)
+        if path is None or state is not None or is_remote or any(node.get() != here for node in nodes):
             return super().save_to_path(path, state=state, **kwargs)
         saved = super().save_to_path(path, state=self.get_state(not_components=[COMPONENT_LEARNER_GROUP]), **kwargs)
         self.learner_group.save_to_path(Path(saved) / COMPONENT_LEARNER_GROUP)
         return saved
 
     @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restore a checkpoint; afterwards the engines sample with its weights."""
-        super().restore_from_path(path, *args, **kwargs)
-        self._weight_sync.sync(self.policy_version)
+    def restore_from_path(self, path: Any, *args: Any, filesystem: Any = None, **kwargs: Any) -> None:
+        """Restore a checkpoint; afterwards the engines sample with its weights.
+
+        Raises:
+            ValueError: if the checkpoint lacks the learners' state, which RLlib would pass over.
+        """
+        if not _exists(f"{path}/{COMPONENT_LEARNER_GROUP}", filesystem):
+            raise ValueError(
+                f"{path} is no complete checkpoint of {type(self).__name__}: `{COMPONENT_LEARNER_GROUP}` is missing."
+            )
+        super().restore_from_path(path, *args, filesystem=filesystem, **kwargs)
+        self._send_weights(self.policy_version)
 
     @override(Algorithm)
     def cleanup(self) -> None:
@@ -347,6 +378,12 @@ def sandbox_options(config: AlgorithmConfig) -> dict[str, Any]:
         "memory_mb": config.sandbox_memory_mb,
         "tier": config.sandbox_tier,
     }
+
+
+def _exists(path: str, filesystem: pyarrow.fs.FileSystem | None) -> bool:
+    if filesystem is None:
+        filesystem, path = pyarrow.fs.FileSystem.from_uri(path if "://" in path else str(Path(path).absolute()))
+    return filesystem.get_file_info(path).type is not pyarrow.fs.FileType.NotFound
 
 
 def _load_problems(config: AlgorithmConfig, split: str) -> ProblemSet:

@@ -76,7 +76,7 @@ def plan_update(
     num_ranks: int,
     minibatch_size: int,
     max_tokens_per_micro_batch: int,
-    seed: int,
+    seed: int | Sequence[int],
     train_all: bool,
 ) -> list[list[MiniBatch]]:
     """Return what each rank does, mini-batch by mini-batch.
@@ -118,7 +118,7 @@ def plan_update(
     return plans
 
 
-def split_minibatches(rows: Sequence[RowRef], minibatch_size: int, seed: int) -> list[list[RowRef]]:
+def split_minibatches(rows: Sequence[RowRef], minibatch_size: int, seed: int | Sequence[int]) -> list[list[RowRef]]:
     """Return the rows in the fewest mini-batches of at most `minibatch_size`, as equal in size as can be, drawn at
     random.
 

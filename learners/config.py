@@ -12,6 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from learners.config_checks import check_has_effect, check_ranges
 from learners.env_runner import LLMEnvRunner
 from torl_env.sandbox.tiers import TIERS
 
@@ -182,7 +183,8 @@ class ToRLConfig(AlgorithmConfig):
             max_prompt_tokens: Longer prompts are left out and counted.
             max_response_tokens: Tokens after the prompt, tool output included; the episode is truncated there.
             engine_kwargs: Passed to vLLM's `EngineArgs` as they are.
-            engine_threads: CPU threads of one engine; default: all cores divided among the runners of this machine.
+            engine_threads: CPU threads of one engine; default: the machine's cores divided by
+                the number of all runners.
 
         Raises:
             ValueError: on `top_p`, `top_k` or `min_p`.
@@ -274,7 +276,8 @@ class ToRLConfig(AlgorithmConfig):
             warmup_steps: Optimizer steps over which the learning rate rises linearly from 0.
             logp_diff_limit: Largest accepted |learner logp - sampler action_logp| on a batch sampled with the
                 learner's own weights; above it the step raises. None: 1e-4 in float32, no limit in bfloat16.
-            learner_threads: CPU threads per learner; default: all cores divided among the learners.
+            learner_threads: CPU threads per learner; default: the machine's cores divided by the number of all
+                learners.
             num_iterations: Training steps of a whole run; `experiments.train` stops there.
         """
         super().training(**kwargs)
@@ -343,21 +346,9 @@ class ToRLConfig(AlgorithmConfig):
                 "`dtype` 'bfloat16' needs `num_learners` >= 1, since mixed precision comes with FSDP. "
                 f"Received {self.num_learners}; use 'float32' for a learner in the driver's process."
             )
-        for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-                raise ValueError(f"`{name}` must be an integer >= {smallest}. Received {value!r}.")
-        for name in ("kl_coeff", "entropy_coeff", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must be >= 0. Received {getattr(self, name)}.")
-        for name in ("temperature", "clip_param", "sandbox_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"`{name}` must be > 0. Received {getattr(self, name)}.")
-        if self.clip_param_high is not None and self.clip_param_high < self.clip_param:
-            raise ValueError(
-                f"`clip_param_high` ({self.clip_param_high}) must be >= `clip_param` ({self.clip_param}), "
-                f"or None to equal it."
-            )
+        check_ranges(self)
+        if not self.in_evaluation:
+            check_has_effect(self)
         if self.grad_clip_by != "global_norm":
             raise ValueError(
                 f"`grad_clip_by` must be 'global_norm', the only one built. Received {self.grad_clip_by!r}."
@@ -420,19 +411,3 @@ def _with_absolute_problems(env_config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(problems, str | Path) and Path(problems).is_file():
         return {**env_config, "problems": str(Path(problems).absolute())}
     return dict(env_config)
-
-
-_SMALLEST = {
-    "group_size": 2,
-    "max_prompt_tokens": 1,
-    "max_response_tokens": 1,
-    "num_problems_per_step": 1,
-    "minibatch_size": 1,
-    "max_tokens_per_micro_batch": 1,
-    "lora_rank": 0,
-    "warmup_steps": 0,
-    "num_iterations": 0,
-    "checkpoint_interval": 1,
-    "num_checkpoints_to_keep": 1,
-    "sandbox_memory_mb": 1,
-}

@@ -78,17 +78,20 @@ class Engine:
 
         Raises (in the future):
             RuntimeError: if requests are running: their tokens would come from two policies.
-            ValueError: if parameters are missing or unknown; the engine then refuses to sample.
+            ValueError: if parameters are missing or unknown. After this and any other failure of the change itself the
+                engine refuses to sample.
         """
-        return self._command(lambda backend: self._load(backend, weights, version))
+        what = f"load_weights(version={version})"
+        return self._command(lambda backend: self._change(what, lambda: backend.load_weights(weights, version)))
 
     def call_workers(self, method: str, **kwargs: Any) -> "Future[list[Any]]":
-        """Call a method of vLLM's workers, e.g. the steps of its weight transfer, while no request is running."""
-        return self._command(lambda backend: self._idle(backend, method).call_workers(method, kwargs))
+        """Call a method of vLLM's workers that is a step of its weight transfer; errors are those of `load_weights`."""
+        return self._command(lambda backend: self._change(method, lambda: backend.call_workers(method, kwargs)))
 
     def finish_weight_update(self, version: int) -> "Future[None]":
         """End a weight transfer begun by `call_workers("start_weight_update")`; the weights are now `version`."""
-        return self._command(lambda backend: self._idle(backend, "finish_weight_update").finish_weight_update(version))
+        what = f"finish_weight_update(version={version})"
+        return self._command(lambda backend: self._change(what, lambda: backend.finish_weight_update(version)))
 
     def pause(self) -> "Future[None]":
         """Make no steps from now on; requests are kept."""
@@ -130,9 +133,13 @@ class Engine:
             self.ready.set_exception(error)
         else:
             self.ready.set_result(None)
-        while self._take_commands():
-            if self._running and not self._paused:
-                self._step()
+        try:
+            while self._take_commands():
+                if self._running and not self._paused:
+                    self._step()
+        except BaseException:
+            # Whatever it was, somebody waits for an answer that only this thread can give.
+            self._fail(f"The engine's thread failed:\n{traceback.format_exc()}")
         self._fail("The engine was stopped.")
         with self._closing:
             self._closed = True
@@ -177,12 +184,13 @@ class Engine:
         if future.cancelled():
             return
         request_id = str(next(self._ids))
+        self._running[request_id] = future
         try:
             self._backend.add(request_id, request)
         except Exception as error:
+            del self._running[request_id]
             _resolve(future, self._error(f"{type(error).__name__}: {error}"))
             return
-        self._running[request_id] = future
         future.add_done_callback(lambda done: self._abort_if_cancelled(request_id, done))
 
     def _abort_if_cancelled(self, request_id: str, future: "Future[Generation]") -> None:
@@ -193,22 +201,19 @@ class Engine:
         if self._running.pop(request_id, None) is not None and self._backend is not None:
             self._backend.abort(request_id)
 
-    def _load(self, backend: Backend, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        self._idle(backend, f"load_weights(version={version})")
-        try:
-            backend.load_weights(weights, version)
-        except Exception:
-            # Some parameters are new and some old now: no policy at all.
-            self._fail(f"load_weights(version={version}) failed:\n{traceback.format_exc()}")
-            raise
-
-    def _idle(self, backend: Backend, what: str) -> Backend:
+    def _change(self, what: str, change: Callable[[], Any]) -> Any:
+        """Make a change to the weights."""
         if self._running:
             raise RuntimeError(
                 f"{what} was called while {len(self._running)} requests were running: their tokens would come from two "
                 f"policies. Wait for them or cancel them first."
             )
-        return backend
+        try:
+            return change()
+        except Exception:
+            # Some parameters are new and some old now, or the cache is that of the old ones: no policy at all.
+            self._fail(f"{what} failed:\n{traceback.format_exc()}")
+            raise
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
@@ -222,8 +227,10 @@ class Engine:
                 if self._failure is not None or self._backend is None:
                     raise RuntimeError(self._failure or "The engine was not built.")
                 result = execute(self._backend)
-            except Exception as error:
+            except BaseException as error:
                 future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
             else:
                 future.set_result(result)
 

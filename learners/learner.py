@@ -162,7 +162,7 @@ class LLMLearner(TorchLearner):
 
     @override(Learner)
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Batch, fwd_out: Batch) -> torch.Tensor:
-        """Return the total of `loss_sums`."""
+        """Return the total of `loss_sums`, the method to override: `update_rows` calls that one, not RLlib's hook."""
         return self.loss_sums(batch, fwd_out).total
 
     def _ref_logp(self, batch: Batch) -> torch.Tensor:

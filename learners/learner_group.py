@@ -33,7 +33,7 @@ class LLMLearnerGroup(LearnerGroup):
 
     _is_shut_down: bool
 
-    def update_rows(self, rows: Sequence[RowRef], *, minibatch_size: int, seed: int) -> UpdateResult:
+    def update_rows(self, rows: Sequence[RowRef], *, minibatch_size: int, seed: int | Sequence[int]) -> UpdateResult:
         """Update the policy from rows in the object store.
 
         Args:

@@ -96,6 +96,7 @@ def episode_line(
 
 def append(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append the objects to the folder's `episodes.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)  # Tune makes a trial's folder on the driver's machine only
     with (folder / FILE_NAME).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 

@@ -194,6 +194,18 @@ class Sampler:
         start = time.perf_counter()
         seeds = (self._config.seed, iteration, group, sample)
         env = self._take_env()
+        try:
+            draft = await self._played(env, problem, seeds, temperature)
+        except BaseException:
+            self._envs.remove(env)  # in the middle of a step perhaps, so not to be used again
+            raise
+        self._free_envs.append(env)
+        duration_s = time.perf_counter() - start
+        return draft.record(problem, group_id=group, sample_index=sample, duration_s=duration_s), draft.tokens()
+
+    async def _played(
+        self, env: gymnasium.Env, problem: Problem, seeds: tuple[int, int, int, int], temperature: float
+    ) -> EpisodeDraft:
         # Envs take seeds below 2^31; turn 0 is the env's own, requests count from 1.
         prompt, info = env.reset(seed=request_seed(*seeds, 0) % 2**31, options={"problem": problem})
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
@@ -206,9 +218,7 @@ class Sampler:
                 STOP_PROMPT_TOO_LONG,
                 f"The prompt of problem {problem.id!r} has {len(prompt_ids)} tokens; `max_prompt_tokens` is {limit}.",
             )
-        self._free_envs.append(env)
-        duration_s = time.perf_counter() - start
-        return draft.record(problem, group_id=group, sample_index=sample, duration_s=duration_s), draft.tokens()
+        return draft
 
     def _take_env(self) -> gymnasium.Env:
         if not self._free_envs:

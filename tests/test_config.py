@@ -65,6 +65,13 @@ def test_a_misspelt_sampling_keyword_is_a_type_error() -> None:
         ("num_env_runners", 0, "`num_env_runners` must be >= 1"),
         ("evaluation_num_env_runners", 1, "`evaluation_num_env_runners` must be 0"),
         ("evaluation_parallel_to_training", True, "evaluation_parallel_to_training"),
+        ("clip_param", 1.5, "`clip_param` must be < 1"),
+        ("adam_betas", (2, 3), r"`adam_betas` must be two numbers in \[0, 1\)"),
+        ("grad_clip", 0.0, "`grad_clip` must be > 0, or None. Received 0.0"),
+        ("logp_diff_limit", -1.0, "`logp_diff_limit` must be > 0, or None"),
+        ("engine_threads", 0, "`engine_threads` must be an integer >= 1, or None. Received 0"),
+        ("learner_threads", -1, "`learner_threads` must be an integer >= 1, or None"),
+        ("sandbox_max_concurrent_runs", 0, "`sandbox_max_concurrent_runs` must be an integer >= 1, or None"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: object, message: str) -> None:
@@ -72,6 +79,30 @@ def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: objec
     setattr(config, name, value)
     with pytest.raises(ValueError, match=message):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_epochs", 4, "`num_epochs` has no effect here.*`minibatch_size`. Received 4"),
+        ("train_batch_size_per_learner", 64, "`train_batch_size_per_learner` has no effect.*num_problems_per_step"),
+        ("gamma", 0.9, "`gamma` has no effect here"),
+        ("min_time_s_per_iteration", 5, "`min_time_s_per_iteration` has no effect here"),
+        ("evaluation_duration_unit", "timesteps", "`evaluation_duration_unit` has no effect here"),
+        ("env_config", {"problems": "arithmetic", "timeout_s": 1.0}, r"Set `.sandbox\(timeout_s=...\)`"),
+        ("evaluation_config", {"env_config": {"max_tool_calls": 0}}, r"Received env_config\['max_tool_calls'\]"),
+        ("evaluation_config", {"temperature": 0.5}, "Received temperature"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(name: str, value: object, message: str) -> None:
+    config = make()
+    setattr(config, name, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_evaluation_may_have_problems_of_its_own() -> None:
+    make().evaluation(evaluation_config={"env_config": {"problems": "test.jsonl"}}).validate()
 
 
 def test_clip_param_high_above_clip_param_is_accepted() -> None:

@@ -137,6 +137,45 @@ def test_a_step_that_raises_ends_running_requests_and_refuses_later_ones(engine,
     assert "bad allocation" in engine.failure
 
 
+@pytest.mark.parametrize("step", ["call_workers", "finish_weight_update"])
+def test_a_weight_transfer_that_fails_half_way_leaves_an_engine_that_refuses_to_sample(engine, backend, step):
+    def fail(*_):
+        raise RuntimeError("peer is gone")
+
+    setattr(backend, step, fail)
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        (engine.call_workers("update_weights") if step == "call_workers" else engine.finish_weight_update(4)).result(5)
+    assert "peer is gone" in engine.submit(request()).result(5).error
+
+
+@pytest.mark.parametrize("where", ["abort", "step", "add", "call_workers"])
+def test_whatever_ends_the_engines_thread_nobody_waits_for_it(engine, backend, where):
+    def exit_thread(*_):
+        raise SystemExit("exit called in a library")
+
+    engine.pause().result(5)
+    first, second = engine.submit(request()), engine.submit(request())
+    engine.pause().result(5)  # both have been added by now
+    setattr(backend, where, exit_thread)
+    assert first.cancel()
+    if where == "step":
+        engine.resume()
+    elif where == "add":
+        assert "exit called" in engine.submit(request()).result(5).error
+    elif where == "call_workers":
+        backend.running.clear()
+        engine._running.clear()
+        with pytest.raises(SystemExit):
+            engine.call_workers("update_weights").result(5)
+        second = engine.submit(request())
+    assert "exit called" in second.result(5).error
+    assert "exit called" in engine.failure
+    with pytest.raises(RuntimeError, match="exit called"):
+        engine.resume().result(5)
+    engine._thread.join(5)
+    assert backend.closed
+
+
 def test_cancelling_a_future_aborts_its_request(engine, backend):
     engine.pause().result(5)
     cancelled, other = engine.submit(request()), engine.submit(request())

@@ -10,12 +10,13 @@ from experiments.run_folder import RunFolder, flatten, jsonable
 
 
 class FakeAlgo:
-    def __init__(self, iteration: int) -> None:
+    def __init__(self, iteration: int, note: str = "") -> None:
         self.iteration = iteration
+        self._note = note
 
     def save_to_path(self, path: str) -> None:
         Path(path).mkdir(parents=True)
-        (Path(path) / "state").write_text(str(self.iteration))
+        (Path(path) / "state").write_text(f"{self.iteration}{self._note}")
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -63,6 +64,17 @@ def test_results_of_later_iterations_are_dropped_on_restore(tmp_path: Path) -> N
     assert [row["training_iteration"] for row in rows] == [1, 2]
     assert rows[0]["env_runners"]["accuracy"] is None and "config" not in rows[0]
     assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_run_restored_from_an_earlier_checkpoint_leaves_the_later_ones_behind(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for iteration in (10, 20):
+        folder.save_checkpoint(FakeAlgo(iteration), num_to_keep=2)
+    folder.continue_from(10)
+    for iteration in (15, 20):
+        checkpoint = folder.save_checkpoint(FakeAlgo(iteration, " again"), num_to_keep=2)
+        assert (checkpoint / "state").read_text() == f"{iteration} again"
+    assert [path.name for path in folder.checkpoints()] == ["000015", "000020"]
 
 
 def test_json_has_no_nan_and_names_are_joined() -> None:

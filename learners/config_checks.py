@@ -1,0 +1,98 @@
+"""What `ToRLConfig.validate` refuses: values out of range, and RLlib's settings that would silently do nothing here."""
+
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+if TYPE_CHECKING:
+    from learners.config import ToRLConfig
+
+_SMALLEST = {
+    "group_size": 2,
+    "max_prompt_tokens": 1,
+    "max_response_tokens": 1,
+    "num_problems_per_step": 1,
+    "minibatch_size": 1,
+    "max_tokens_per_micro_batch": 1,
+    "lora_rank": 0,
+    "warmup_steps": 0,
+    "num_iterations": 0,
+    "checkpoint_interval": 1,
+    "num_checkpoints_to_keep": 1,
+    "sandbox_memory_mb": 1,
+}
+# May also be None.
+_SMALLEST_IF_SET = {"engine_threads": 1, "learner_threads": 1, "sandbox_max_concurrent_runs": 1}
+_NOT_NEGATIVE = ("kl_coeff", "entropy_coeff", "weight_decay")
+_POSITIVE = ("temperature", "clip_param", "lora_alpha", "sandbox_timeout_s")
+_POSITIVE_IF_SET = ("grad_clip", "logp_diff_limit")
+
+# RLlib's settings that nothing here reads, and what takes their place. Refused unless they have RLlib's own default.
+_WITHOUT_EFFECT = {
+    "num_epochs": "a batch is used once; several optimizer steps come from a smaller `minibatch_size`",
+    "shuffle_batch_per_epoch": "rows are shuffled into mini-batches as it is",
+    "train_batch_size": "set `num_problems_per_step` and `group_size`",
+    "train_batch_size_per_learner": "set `num_problems_per_step` and `group_size`",
+    "rollout_fragment_length": "episodes are sampled whole",
+    "num_envs_per_env_runner": "an engine runs all episodes of its share at once",
+    "gamma": "the reward comes at the end and is not discounted",
+    "clip_rewards": "set `env_config={'reward': ...}`",
+    "min_time_s_per_iteration": "an iteration is one step",
+    "min_sample_timesteps_per_iteration": "an iteration is one step",
+    "min_train_timesteps_per_iteration": "an iteration is one step",
+    "evaluation_duration_unit": "`evaluation_duration` counts problems, one episode each",
+}
+
+
+def check_ranges(config: "ToRLConfig") -> None:
+    """Raise ValueError for the first setting that is out of its range, naming it, its value and the range."""
+    for name, smallest in (_SMALLEST | _SMALLEST_IF_SET).items():
+        value = getattr(config, name)
+        if value is None and name in _SMALLEST_IF_SET:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+            none = ", or None" if name in _SMALLEST_IF_SET else ""
+            raise ValueError(f"`{name}` must be an integer >= {smallest}{none}. Received {value!r}.")
+    for name in _NOT_NEGATIVE:
+        if getattr(config, name) < 0:
+            raise ValueError(f"`{name}` must be >= 0. Received {getattr(config, name)}.")
+    for name in _POSITIVE:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"`{name}` must be > 0. Received {getattr(config, name)}.")
+    for name in _POSITIVE_IF_SET:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"`{name}` must be > 0, or None. Received {value}.")
+    if config.clip_param >= 1:
+        raise ValueError(
+            f"`clip_param` must be < 1, since a policy ratio is never below 0. Received {config.clip_param}."
+        )
+    if config.clip_param_high is not None and config.clip_param_high < config.clip_param:
+        raise ValueError(
+            f"`clip_param_high` ({config.clip_param_high}) must be >= `clip_param` ({config.clip_param}), "
+            f"or None to equal it."
+        )
+    betas = config.adam_betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"`adam_betas` must be two numbers in [0, 1). Received {betas!r}.")
+
+
+def check_has_effect(config: "ToRLConfig") -> None:
+    """Raise ValueError for the first setting of RLlib's that was changed and would do nothing, naming what does it."""
+    defaults = AlgorithmConfig()
+    for name, instead in _WITHOUT_EFFECT.items():
+        if getattr(config, name) != getattr(defaults, name):
+            raise ValueError(f"`{name}` has no effect here: {instead}. Received {getattr(config, name)!r}.")
+    if "timeout_s" in config.env_config:
+        raise ValueError(
+            "`timeout_s` in `env_config` has no effect here: the sampler runs the programs. Set "
+            "`.sandbox(timeout_s=...)`."
+        )
+    overrides: dict[str, Any] = dict(config.evaluation_config or {})
+    unknown = [f"env_config[{name!r}]" for name in overrides.pop("env_config", {}) if name != "problems"]
+    unknown += overrides
+    if unknown:
+        raise ValueError(
+            f"`evaluation_config` can name other `problems` in its `env_config` and nothing else: evaluation runs on "
+            f"the samplers' own engines and environments. Received {', '.join(unknown)}."
+        )
