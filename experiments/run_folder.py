@@ -4,7 +4,8 @@ runs/<recipe>-<time>/
   run.json            recipe, settings, seed and the figures from before training: what `--restore` needs
   result.json         RLlib's result dict, one JSON object per iteration (the name and format Tune uses)
   events.out.*        the same for TensorBoard
-  episodes.jsonl      one record per episode (`learners/records.py`)
+  episodes.jsonl      one record per episode, bounded for long runs; groups.jsonl: every group's mean reward
+                      (`learners/records.py`)
   checkpoints/<n>/    RLlib checkpoints, n = iteration
   model/              the trained model as a Hugging Face folder
   summary.json, curves.png

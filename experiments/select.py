@@ -20,7 +20,6 @@ Results to expect: a table of scores, and `selected.jsonl` in the run folder, wh
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,20 @@ from torl_env.problems import Problem, ProblemSet
 _MAX_REWARD = 1.0
 
 
-def reward_curves(episodes: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def reward_curves(iterations: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Return each problem's curve, (K_i,) float64: the mean reward of its training episodes, visit by visit.
 
-    A visit is one group; episodes without a verdict do not count.
+    A visit is one group; one without an episode that counts is none.
 
     Args:
-        episodes: lines of `episodes.jsonl`.
+        iterations: lines of `groups.jsonl`, which has every group of the run.
     """
-    rewards: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for episode in episodes:
-        if episode["split"] == "train" and episode["verdict"] in ("correct", "incorrect"):
-            visit = (episode["iteration"], episode["group_id"])
-            rewards[episode["problem_id"]][visit].append(episode["reward"])
-    return {
-        problem: np.array([np.mean(visits[visit]) for visit in sorted(visits)]) for problem, visits in rewards.items()
-    }
+    curves: dict[str, list[float]] = {}
+    for iteration in iterations:
+        for problem, reward in iteration["groups"]:
+            if reward is not None:
+                curves.setdefault(problem, []).append(reward)
+    return {problem: np.array(curve) for problem, curve in curves.items()}
 
 
 def scores(curves: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -106,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--problems", help="the problems trained on, if not those the run's recipe names")
     parser.add_argument("--output", type=Path, help="the file to write (default RUN/selected.jsonl)")
     options = parser.parse_args(arguments)
-    path = options.run / records.FILE_NAME
+    path = options.run / records.GROUPS_NAME
     if not path.exists():
         parser.error(f"{path} is not there; RUN should be the folder of a training run.")
     with path.open(encoding="utf-8") as lines:

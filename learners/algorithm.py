@@ -144,6 +144,7 @@ class ToRL(Algorithm):
         if self._iterations_since_restore == 0:
             # Tune restores a trial in its own folder, which may hold what this run does again.
             records.truncate_after(self._record_dir, self.iteration)
+        records.append(self._record_dir, [batch.groups_line(iteration)], records.GROUPS_NAME)
         if records.is_recorded(iteration):
             lines = batch.lines(
                 iteration=iteration,

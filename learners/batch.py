@@ -77,15 +77,24 @@ class Batch:
                 f"None of the {len(self.records)} episodes of this step says anything about the policy (stop reasons: "
                 f"{', '.join(reasons)}). Check the sandbox and the grader, or `max_prompt_tokens`."
             )
-        shape = (len(self.problems), self.group_size)
-        rewards = np.array([record.reward for record in self.records], np.float32).reshape(shape)
-        counts = np.array([record.counts for record in self.records]).reshape(shape)
+        rewards, counts = self._rewards_and_counts()
         return np.concatenate(
             [
                 group_advantages(rewards_G, counts_G, normalize_std=normalize_std)
                 for rewards_G, counts_G in zip(rewards, counts, strict=True)
             ]
         )
+
+    def _rewards_and_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (P, G) float32 rewards and (P, G) bool, which of them count."""
+        shape = (len(self.problems), self.group_size)
+        rewards = np.array([record.reward for record in self.records], np.float32).reshape(shape)
+        return rewards, np.array([record.counts for record in self.records]).reshape(shape)
+
+    def groups_line(self, iteration: int) -> dict[str, Any]:
+        """Return the line of `groups.jsonl`: see `learners.records`."""
+        problem_ids = [problem.id for problem in self.problems]
+        return records.groups_line(problem_ids, *self._rewards_and_counts(), iteration=iteration)
 
     def rows(self, advantages: np.ndarray) -> list[RowRef]:
         """Return what the learners fetch and train on: a row per episode that counts, its position as `row_id`."""

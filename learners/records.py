@@ -8,7 +8,8 @@ r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON obj
     token_ids        (T,) all tokens of the episode, as sampled
     loss_mask        (T,) 1 on response tokens, which are trained on
     action_logp      (R,) log-probs of the R response tokens in order, from the sampler
-    logp             (R,) the same from the learner before its update; null where the learner did not see the episode
+    logp             (R,) the same from the learner when it came to the episode: before its update, or after the steps
+                     on earlier mini-batches; null where the learner did not see the episode
     advantage        group-relative advantage; null where the episode left the batch or was an evaluation
     reward, reward_terms, verdict, terminated, truncated, stop_reason, error
     tool_calls       [{status, run_s, queue_s, wait_s}, ...]
@@ -21,10 +22,15 @@ six digits.
 
 `tokenizer.json` beside it is the sampler's tokenizer as the `tokenizers` library saves it, which says what each token
 id reads as; absent where the model has no fast tokenizer.
+
+`groups.jsonl` leaves nothing out: a line per training iteration says how each of its groups fared.
+
+    iteration        as above
+    groups           [[problem_id, reward], ...], the mean over the group's episodes that count; null where none does
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +41,7 @@ from learners.episodes import EpisodeRecord, TokenEpisode
 
 FILE_NAME = "episodes.jsonl"
 TOKENIZER_NAME = "tokenizer.json"
+GROUPS_NAME = "groups.jsonl"
 MAX_EPISODES_PER_ITERATION = 128
 MAX_EPISODES_PER_EVALUATION = 200
 
@@ -94,21 +101,35 @@ def episode_line(
     }
 
 
-def append(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append the objects to the folder's `episodes.jsonl`."""
+def groups_line(
+    problem_ids: Sequence[str], rewards: np.ndarray, counts: np.ndarray, *, iteration: int
+) -> dict[str, Any]:
+    """Return an iteration's line of `groups.jsonl`.
+
+    Args:
+        problem_ids: (P,) one per group.
+        rewards: (P, G) of the episodes.
+        counts: (P, G) bool, which of them count.
+        iteration: see above.
+    """
+    means = [round(float(r[c].mean()), 6) if c.any() else None for r, c in zip(rewards, counts, strict=True)]
+    return {"iteration": iteration, "groups": [list(pair) for pair in zip(problem_ids, means, strict=True)]}
+
+
+def append(folder: Path, lines: Iterable[Mapping[str, Any]], name: str = FILE_NAME) -> None:
+    """Append the objects to a file of the folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)  # Tune makes a trial's folder on the driver's machine only
-    with (folder / FILE_NAME).open("a", encoding="utf-8") as file:
+    with (folder / name).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def truncate_after(folder: Path, iteration: int) -> None:
     """Drop the lines of later iterations: a run restored from an earlier checkpoint writes them anew."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        kept = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
-    path.write_text("".join(kept), encoding="utf-8")
+    for path in (folder / FILE_NAME, folder / GROUPS_NAME):
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                kept = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
+            path.write_text("".join(kept), encoding="utf-8")
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -150,6 +150,9 @@ def test_records_hold_what_the_learner_saw(algo: ToRL) -> None:
         assert len(row["action_logp"]) == len(row["logp"]) == sum(row["loss_mask"])
         assert np.allclose(row["action_logp"], row["logp"], atol=1e-4)
         assert row["policy_version"] == algo.iteration - 1
+    last = json.loads(Path(algo.logdir, "groups.jsonl").read_text().splitlines()[-1])
+    assert last["iteration"] == algo.iteration and len(last["groups"]) == 4
+    assert last["groups"][0] == [rows[0]["problem_id"], np.mean([row["reward"] for row in rows[:4]])]
 
 
 def test_a_skipped_weight_sync_is_noticed_and_costs_no_problems(algo: ToRL, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,24 @@ def test_long_runs_are_thinned_out(iteration: int, recorded: bool) -> None:
 
 
 def test_a_restored_run_drops_the_lines_it_will_write_again(tmp_path: Path) -> None:
-    records.append(tmp_path, [{"iteration": number, "split": "train"} for number in (1, 2, 3)])
+    for name in (records.FILE_NAME, records.GROUPS_NAME):
+        records.append(tmp_path, [{"iteration": number, "split": "train"} for number in (1, 2, 3)], name)
     with (tmp_path / records.FILE_NAME).open("a") as file:
         file.write('{"iteration": 1, "cut off')
     records.truncate_after(tmp_path, 2)
-    rows = [json.loads(line) for line in (tmp_path / records.FILE_NAME).read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2]
+    for name in (records.FILE_NAME, records.GROUPS_NAME):
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert [row["iteration"] for row in rows] == [1, 2]
+
+
+def test_every_group_of_an_iteration_is_in_one_line() -> None:
+    rewards = np.array([[1, -1, -1], [1, 1, 0], [0, 0, 0]], np.float32)
+    counts = np.array([[True, True, True], [True, True, False], [False, False, False]])
+    # (1 - 1 - 1) / 3, then (1 + 1) / 2 without the episode that does not count, then none that does
+    assert records.groups_line(["a", "b", "a"], rewards, counts, iteration=7) == {
+        "iteration": 7,
+        "groups": [["a", -0.333333], ["b", 1.0], ["a", None]],
+    }
 
 
 def test_nothing_to_drop_is_fine(tmp_path: Path) -> None:

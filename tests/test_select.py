@@ -9,38 +9,18 @@ import pytest
 from experiments.select import main, reward_curves, scores, selected_rows
 from torl_env import Problem
 
-
-def episode(problem: str, iteration: int, reward: float, **changed: object) -> dict:
-    verdict = "correct" if reward > 0 else "incorrect"
-    return {
-        "split": "train",
-        "problem_id": problem,
-        "iteration": iteration,
-        "group_id": iteration,
-        "reward": reward,
-        "verdict": verdict,
-        **changed,
-    }
-
-
-EPISODES = [
+ITERATIONS = [
     # learned: -1 then +1; always: +1, +1; never: -1, -1; half: the mean of +1 and -1, then +1
-    episode("learned", 1, -1.0),
-    episode("learned", 5, 1.0),
-    episode("always", 1, 1.0),
-    episode("always", 6, 1.0),
-    episode("never", 2, -1.0),
-    episode("never", 5, -1.0),
-    episode("half", 2, 1.0),
-    episode("half", 2, -1.0),
-    episode("half", 9, 1.0),
-    episode("half", 9, 0.0, verdict="unknown"),
-    episode("never", 3, 1.0, split="evaluation"),
+    {"iteration": 1, "groups": [["learned", -1.0], ["always", 1.0]]},
+    {"iteration": 2, "groups": [["never", -1.0], ["half", 0.0]]},
+    {"iteration": 5, "groups": [["learned", 1.0], ["never", -1.0], ["half", None]]},
+    {"iteration": 6, "groups": [["always", 1.0]]},
+    {"iteration": 9, "groups": [["half", 1.0]]},
 ]
 
 
 def test_a_curve_is_the_mean_reward_of_each_visit() -> None:
-    curves = reward_curves(EPISODES)
+    curves = reward_curves(ITERATIONS)
     assert {problem: curve.tolist() for problem, curve in curves.items()} == {
         "learned": [-1, 1],
         "always": [1, 1],
@@ -54,7 +34,7 @@ def test_scores_are_those_computed_by_hand() -> None:
     # room: (1 + 1/4)^2 + (1 - 1/2)^2 = 25/16 + 1/4 = 29/16
     # learned: (3/4)^2 + (1/2)^2 = 13/16;  always: (5/4)^2 + (1/2)^2 = 29/16
     # never: (3/4)^2 + (3/2)^2 = 45/16;    half: (1/4)^2 + (1/2)^2 = 5/16
-    assert scores(reward_curves(EPISODES)) == pytest.approx(
+    assert scores(reward_curves(ITERATIONS)) == pytest.approx(
         {"learned": 1 - 13 / 29, "always": 0.0, "never": 1 - 45 / 29, "half": 1 - 5 / 29}
     )
 
@@ -72,13 +52,13 @@ def test_an_average_without_room_to_grow_selects_what_equals_it() -> None:
 
 def test_the_best_problems_come_first_and_the_others_stay_away() -> None:
     problems = [Problem(name, f"{name}?", "1") for name in ("learned", "half", "never", "unvisited")]
-    rows = selected_rows(problems, reward_curves(EPISODES), min_score=0.5)
+    rows = selected_rows(problems, reward_curves(ITERATIONS), min_score=0.5)
     assert [(row["id"], row["num_visits"]) for row in rows] == [("half", 2), ("learned", 2)]
-    assert [row["id"] for row in selected_rows(problems, reward_curves(EPISODES), min_score=0.6)] == ["half"]
+    assert [row["id"] for row in selected_rows(problems, reward_curves(ITERATIONS), min_score=0.6)] == ["half"]
 
 
 def test_the_command_writes_a_problem_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in EPISODES) + '{"unfin')
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ITERATIONS) + '{"unfin')
     problems = tmp_path / "train.jsonl"
     problems.write_text(
         "".join(f'{{"id": "{name}", "question": "{name}?", "answer": "1"}}\n' for name in ("half", "never"))
