@@ -31,9 +31,9 @@ def cluster() -> Iterator[None]:
 
 
 def small(run_dir: Path, dtype: str, gpus: float, num_learners: int = 1) -> ToRLConfig:
-    config = quickstart()
     return (
-        config.language_model(config.model_path, dtype=dtype)
+        quickstart()
+        .language_model(dtype=dtype)
         .sampling(group_size=4, engine_kwargs={"gpu_memory_utilization": 0.3})
         .training(num_problems_per_step=4, minibatch_size=16, max_tokens_per_micro_batch=1024)
         .env_runners(num_gpus_per_env_runner=gpus)
