@@ -103,11 +103,19 @@ class LLMLearnerGroup(LearnerGroup):
         Args:
             path: Folder that the machines of all learners see.
             state: What `get_state` returned, to write instead (`Algorithm.save_to_path` gathers it and passes it on).
-            filesystem: A local one; remote storage is Tune's to upload to.
+            filesystem: Any for a `state`; a local one for shards.
+
+        Raises:
+            ValueError: if shards are to be written elsewhere.
         """
         if state is not None:
             return super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
-        folder = _local_folder(path, filesystem)
+        folder = _local(path, filesystem)
+        if folder is None:
+            raise ValueError(
+                f"Learners write their shards to a local or shared folder. Received {path!r} on {filesystem!r}; give "
+                f"the whole `state`, or save to a folder and upload it, as Tune does."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.on_all("save_to_path", str(folder / COMPONENT_LEARNER))
         return str(folder)
@@ -123,10 +131,10 @@ class LLMLearnerGroup(LearnerGroup):
         """
         if component is not None:
             raise ValueError(f"Only the whole checkpoint can be restored. Received `component` {component!r}.")
-        folder = _local_folder(path, filesystem) / COMPONENT_LEARNER
-        if folder.is_dir():
-            self.on_all("restore_from_path", str(folder))
-        else:
+        shards = _local(path, filesystem)
+        if shards is not None and (shards / COMPONENT_LEARNER).is_dir():
+            self.on_all("restore_from_path", str(shards / COMPONENT_LEARNER))
+        else:  # a whole state, on any file system
             super().restore_from_path(path, filesystem=filesystem, **kwargs)
 
     @override(LearnerGroup)
@@ -184,12 +192,9 @@ class LLMLearnerGroup(LearnerGroup):
                 ray.kill(worker)
 
 
-def _local_folder(path: Any, filesystem: Any) -> Path:
+def _local(path: Any, filesystem: Any) -> Path | None:
+    """Return the path if it is on a local file system."""
     if filesystem is None and "://" in str(path):
         filesystem, path = pyarrow.fs.FileSystem.from_uri(str(path))
-    if filesystem is not None and not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-        raise ValueError(
-            f"Learners write their shards to a local or shared folder. Received {path!r} on {filesystem!r}; save to a "
-            f"folder and upload it, as Tune does."
-        )
-    return Path(path).absolute()
+    is_local = filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    return Path(path).absolute() if is_local else None
