@@ -27,12 +27,13 @@ _NOT_NEGATIVE = ("kl_coeff", "entropy_coeff", "weight_decay")
 _POSITIVE = ("temperature", "clip_param", "lora_alpha", "sandbox_timeout_s")
 _POSITIVE_IF_SET = ("grad_clip", "logp_diff_limit")
 
-# RLlib's settings that nothing here reads, and what takes their place. Refused unless they have RLlib's own default.
+# RLlib's settings that nothing here reads, and what takes their place. Refused unless they have RLlib's
+# own default.
 _WITHOUT_EFFECT = {
     "num_epochs": "a batch is used once; several optimizer steps come from a smaller `minibatch_size`",
     "shuffle_batch_per_epoch": "rows are shuffled into mini-batches as it is",
     "train_batch_size": "set `num_problems_per_step` and `group_size`",
-    "train_batch_size_per_learner": "set `num_problems_per_step` and `group_size`",
+    "_train_batch_size_per_learner": "set `num_problems_per_step` and `group_size`",
     "rollout_fragment_length": "episodes are sampled whole",
     "num_envs_per_env_runner": "an engine runs all episodes of its share at once",
     "gamma": "the reward comes at the end and is not discounted",
@@ -82,7 +83,7 @@ def check_has_effect(config: "ToRLConfig") -> None:
     defaults = AlgorithmConfig()
     for name, instead in _WITHOUT_EFFECT.items():
         if getattr(config, name) != getattr(defaults, name):
-            raise ValueError(f"`{name}` has no effect here: {instead}. Received {getattr(config, name)!r}.")
+            raise ValueError(f"`{name.lstrip('_')}` has no effect here: {instead}. Received {getattr(config, name)!r}.")
     if "timeout_s" in config.env_config:
         raise ValueError(
             "`timeout_s` in `env_config` has no effect here: the sampler runs the programs. Set "

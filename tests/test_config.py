@@ -85,7 +85,7 @@ def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: objec
     ("name", "value", "message"),
     [
         ("num_epochs", 4, "`num_epochs` has no effect here.*`minibatch_size`. Received 4"),
-        ("train_batch_size_per_learner", 64, "`train_batch_size_per_learner` has no effect.*num_problems_per_step"),
+        ("_train_batch_size_per_learner", 64, "`train_batch_size_per_learner` has no effect.*num_problems_per_step"),
         ("gamma", 0.9, "`gamma` has no effect here"),
         ("min_time_s_per_iteration", 5, "`min_time_s_per_iteration` has no effect here"),
         ("evaluation_duration_unit", "timesteps", "`evaluation_duration_unit` has no effect here"),
