@@ -64,6 +64,11 @@ def resolve(arguments: argparse.Namespace) -> Launch:
         settings = state["settings"] + settings
     elif path and (path / "run.json").exists():
         raise ValueError(f"`--storage-path {path}` holds a run. Go on with it by --restore, or name another.")
+    if arguments.seed is not None and arguments.seed != state.get("seed", arguments.seed):
+        raise ValueError(
+            f"`--seed {arguments.seed}`: the run in {path} has seed {state['seed']}, which its problems were drawn "
+            f"with. Leave `--seed` out, or start another run."
+        )
     config = apply_settings(recipe(), settings)
     seed = arguments.seed if arguments.seed is not None else state.get("seed", config.seed or 0)
     config.debugging(seed=seed)

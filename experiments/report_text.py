@@ -24,8 +24,10 @@ def number(value: float | None) -> str:
 
 def evaluation_line(when: str, figures: Mapping[str, Any]) -> str:
     """Return one line of an evaluation."""
+    trained_on = figures["num_trained_on"]
+    problems = f"problems, {trained_on} of them trained on," if trained_on else "held-out problems"
     return (
-        f"greedy on {figures['num_problems']} held-out problems {when}: accuracy {number(figures['accuracy'])}, "
+        f"greedy on {figures['num_problems']} {problems} {when}: accuracy {number(figures['accuracy'])}, "
         f"code ratio {number(figures['code_ratio'])}, pass ratio {number(figures['pass_ratio'])}"
     )
 
@@ -34,7 +36,8 @@ def closing(
     recipe: str, before: Mapping[str, Any], after: Mapping[str, Any], picture: Path, model: Path, folder: Path
 ) -> str:
     """Return the last lines of a run: table, two episodes before and after, where things are, what to try next."""
-    lines = ["", f"{'held out, greedy':<28}{'before':>8}{'after':>8}"]
+    title = "greedy" if after["num_trained_on"] else "held out, greedy"
+    lines = ["", f"{title:<28}{'before':>8}{'after':>8}"]
     for name, key in (("accuracy", "accuracy"), ("code ratio", "code_ratio"), ("pass ratio", "pass_ratio")):
         lines.append(f"{name:<28}{number(before[key]):>8}{number(after[key]):>8}")
     for kind, value in after["accuracy_per_kind"].items():

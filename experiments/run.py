@@ -22,6 +22,7 @@ from learners.config import ToRLConfig
 from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
 from learners.vllm_backend import check_builds
 from torl_env.arithmetic import needs_code
+from torl_env.problems import ProblemSet
 from torl_env.sandbox.tiers import describe
 from torl_env.sandbox.types import Tier
 
@@ -54,6 +55,7 @@ class Run:
         state: What run.json has, or will have.
         is_default_folder: Nobody named the folder.
         own_sandbox: The sandbox's application, where it is this run's alone.
+        num_trained_on: How many of the evaluation's problems are training problems too.
     """
 
     recipe: str
@@ -66,6 +68,7 @@ class Run:
     state: dict[str, Any]
     is_default_folder: bool
     own_sandbox: str | None
+    num_trained_on: int
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace, started: float) -> "Run":
@@ -79,7 +82,7 @@ class Run:
         quiet_libraries()
         check_builds()
         launch = resolve(arguments)
-        load_problems(launch.config)
+        num_trained_on = _num_trained_on(load_problems(launch.config), launch.config.evaluation_duration)
         folder = RunFolder(launch.path)
         folder.claim()
         config = launch.config.reporting(run_dir=str(folder.path))
@@ -99,6 +102,7 @@ class Run:
             state=launch.state,
             is_default_folder=launch.is_default_path,
             own_sandbox=own_sandbox,
+            num_trained_on=num_trained_on,
         )
 
     def execute(self) -> None:
@@ -139,7 +143,7 @@ class Run:
             self.folder.continue_from(0 if "before" in self.state else -1)
         if "before" not in self.state:
             self.state["before"] = self._evaluate(algo, progress)
-            self.folder.save_state({**self.state, "settings": self.settings})
+        self.folder.save_state({**self.state, "settings": self.settings})
         before = self.state["before"]
         progress.say(report_text.evaluation_line("before training", before))
         if (sandbox := algo.sandbox_stats()) is not None:
@@ -148,7 +152,7 @@ class Run:
         just_evaluated = self._train(algo, stop, progress)
         if algo.iteration > 0:
             self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
-        after = _figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
+        after = self._figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
         progress.say(report_text.evaluation_line("after training", after))
         model = self.folder.path / "model"
         with progress.stage("saving the model"):
@@ -168,8 +172,7 @@ class Run:
         """Train up to the last iteration; return whether the last one ended with an evaluation."""
         config = self.config
         result: dict[str, Any] = {}
-        stop.deferring = True
-        with progress.count("iteration", config.num_iterations, algo.iteration) as count:
+        with stop.deferred(), progress.count("iteration", config.num_iterations, algo.iteration) as count:
             while algo.iteration < config.num_iterations and not stop.requested:
                 result = algo.train()
                 self.state.setdefault("first_update_s", time.time() - self.started)
@@ -177,7 +180,6 @@ class Run:
                 count.advance(algo.iteration, report_text.iteration_figures(result))
                 if algo.iteration % config.checkpoint_interval == 0:
                     self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
-        stop.deferring = False
         if stop.requested:
             self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
             self.folder.save_state({**self.state, "settings": self.settings})
@@ -185,9 +187,25 @@ class Run:
         return "evaluation" in result
 
     def _evaluate(self, algo: ToRL, progress: Progress) -> dict[str, Any]:
-        with progress.stage("evaluating on held-out problems"):
+        with progress.stage("evaluating"):
             algo.evaluate()
-        return _figures(algo.last_evaluation)
+        return self._figures(algo.last_evaluation)
+
+    def _figures(self, batch: Batch | None) -> dict[str, Any]:
+        """Return what the summary and the closing table say of an evaluation."""
+        assert batch is not None
+        figures = episode_metrics(batch.records)
+        kinds = {record.kind for record in batch.records if needs_code(record.kind)}
+        return {
+            "accuracy": figures["accuracy"],
+            "code_ratio": figures["code_ratio"],
+            "pass_ratio": figures["pass_ratio"],
+            "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
+            "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
+            "num_problems": len(batch.records),
+            "num_trained_on": self.num_trained_on,
+            "episodes": _sample_episodes(batch),
+        }
 
     def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
         sandbox = algo.sandbox_stats()
@@ -198,6 +216,7 @@ class Run:
             "accuracy_per_kind_after": after["accuracy_per_kind"],
             "code_ratio_needed_after": after["code_ratio_needed"],
             "num_evaluation_problems": after["num_problems"],
+            "num_evaluation_problems_trained_on": after["num_trained_on"],
             "sandbox_runs": sandbox.num_runs if sandbox else None,
             "sandbox_tiers": sorted(sandbox.tiers) if sandbox else [],
             "programs_executed": algo.num_programs_executed,
@@ -219,26 +238,19 @@ class Run:
         return f"Go on with: python -m experiments.train {self.recipe} --restore {_shown(self.folder.path)}"
 
 
-def _figures(batch: Batch | None) -> dict[str, Any]:
-    """Return what the summary and the closing table say of an evaluation."""
-    assert batch is not None
-    figures = episode_metrics(batch.records)
-    kinds = {record.kind for record in batch.records if record.kind and needs_code(record.kind)}
-    return {
-        "accuracy": figures["accuracy"],
-        "code_ratio": figures["code_ratio"],
-        "pass_ratio": figures["pass_ratio"],
-        "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
-        "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
-        "num_problems": len(batch.records),
-        "episodes": _sample_episodes(batch),
-    }
+def _num_trained_on(sets: dict[str, ProblemSet], num_evaluated: int) -> int:
+    """Return how many of the evaluation's problems, the first of the test set, are in the training set."""
+    if len(sets) < 2:
+        return 0
+    trained_on = {theirs.id for _, theirs in sets["train"].overlap(sets["test"])}
+    return sum(problem.id in trained_on for problem in sets["test"][:num_evaluated])
 
 
 def _sample_episodes(batch: Batch) -> list[dict[str, Any]]:
-    """Return two episodes to show: the first problem, and the first other one whose kind needs code."""
-    shown = [batch.records[0]]
-    shown += [r for r in batch.records[1:] if r.kind != shown[0].kind and (not r.kind or needs_code(r.kind))][:1]
+    """Return two episodes to show: the first problem, and another one, of a kind that needs code if there is one."""
+    first, *others = batch.records
+    second = next((record for record in others if needs_code(record.kind) and record.kind != first.kind), None)
+    shown = [first, second] if second else batch.records[:2]
     return [
         {"problem_id": r.problem_id, "verdict": r.verdict, "turns": [list(turn) for turn in r.turns]} for r in shown
     ]
