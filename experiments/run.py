@@ -14,8 +14,10 @@ from experiments import curves, report_text
 from experiments.cluster import PeakMemory, in_job, num_nodes, quiet_libraries, ray_session, remove_leftover
 from experiments.launch import load_problems, resolve
 from experiments.progress import Progress
+from experiments.recipes import attribute_of, settable_keys
 from experiments.run_folder import RunFolder
 from experiments.stopping import StopRequest
+from experiments.trackers import Trackers, check_installed
 from learners.algorithm import ToRL
 from learners.batch import Batch
 from learners.config import ToRLConfig
@@ -56,6 +58,8 @@ class Run:
         is_default_folder: Nobody named the folder.
         own_sandbox: The sandbox's application, where it is this run's alone.
         num_trained_on: How many of the evaluation's problems are training problems too.
+        wandb: As in `Trackers`.
+        mlflow: As in `Trackers`.
     """
 
     recipe: str
@@ -69,6 +73,8 @@ class Run:
     is_default_folder: bool
     own_sandbox: str | None
     num_trained_on: int
+    wandb: str | None
+    mlflow: str | None
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace, started: float) -> "Run":
@@ -81,6 +87,7 @@ class Run:
         """
         quiet_libraries()
         check_builds()
+        check_installed(arguments.wandb, arguments.mlflow)
         launch = resolve(arguments)
         num_trained_on = _num_trained_on(load_problems(launch.config), launch.config.evaluation_duration)
         folder = RunFolder(launch.path)
@@ -103,6 +110,8 @@ class Run:
             is_default_folder=launch.is_default_path,
             own_sandbox=own_sandbox,
             num_trained_on=num_trained_on,
+            wandb=arguments.wandb,
+            mlflow=arguments.mlflow,
         )
 
     def execute(self) -> None:
@@ -125,13 +134,13 @@ class Run:
                 remove_leftover(self.own_sandbox)
             with progress.stage("starting the sandbox and the learner"):
                 algo = self.config.build_algo()
-            try:
-                self._run(algo, stop, memory, progress)
-            finally:
-                self.folder.close()
-                algo.stop()
+            session.callback(algo.stop)
+            session.callback(self.folder.close)
+            trackers = Trackers(self.folder.path, self._described(), self.wandb, self.mlflow)
+            session.callback(trackers.close)
+            self._run(algo, stop, memory, progress, trackers)
 
-    def _run(self, algo: ToRL, stop: StopRequest, memory: PeakMemory, progress: Progress) -> None:
+    def _run(self, algo: ToRL, stop: StopRequest, memory: PeakMemory, progress: Progress, trackers: Trackers) -> None:
         with progress.stage("loading the model into the engine"):
             algo.wait_until_ready()
         if self.checkpoint:
@@ -149,7 +158,7 @@ class Run:
         if (sandbox := algo.sandbox_stats()) is not None:
             for tier in sandbox.tiers:
                 progress.say(describe(Tier(tier)))
-        just_evaluated = self._train(algo, stop, progress)
+        just_evaluated = self._train(algo, stop, progress, trackers)
         if algo.iteration > 0:
             self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
         after = self._figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
@@ -168,7 +177,7 @@ class Run:
         self._write_summary(algo, before, after, memory)
         progress.show(report_text.closing(self.recipe, before, after, picture, model, self.folder.path))
 
-    def _train(self, algo: ToRL, stop: StopRequest, progress: Progress) -> bool:
+    def _train(self, algo: ToRL, stop: StopRequest, progress: Progress, trackers: Trackers) -> bool:
         """Train up to the last iteration; return whether the last one ended with an evaluation."""
         config = self.config
         result: dict[str, Any] = {}
@@ -177,6 +186,7 @@ class Run:
                 result = algo.train()
                 self.state.setdefault("first_update_s", time.time() - self.started)
                 self.folder.append_result(result)
+                trackers.log(result)
                 count.advance(algo.iteration, report_text.iteration_figures(result))
                 if algo.iteration % config.checkpoint_interval == 0:
                     self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
@@ -206,6 +216,11 @@ class Run:
             "num_trained_on": self.num_trained_on,
             "episodes": _sample_episodes(batch),
         }
+
+    def _described(self) -> dict[str, Any]:
+        """Return the run's settings for the trackers."""
+        keys = {attribute_of(key) for key in settable_keys()}
+        return {"recipe": self.recipe, **{key: getattr(self.config, key) for key in sorted(keys)}}
 
     def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
         sandbox = algo.sandbox_stats()

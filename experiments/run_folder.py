@@ -38,7 +38,6 @@ class RunFolder:
         """Open or create the folder."""
         self.path = path.resolve()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._tensorboard: Any = None
         self._lock: Any = None
 
     def claim(self) -> None:
@@ -131,17 +130,10 @@ class RunFolder:
         records.truncate_after(self.path, iteration)
 
     def append_result(self, result: Mapping[str, Any]) -> None:
-        """Append one iteration's result dict to result.json and TensorBoard."""
-        from tensorboardX import SummaryWriter
-
+        """Append one iteration's result dict to result.json."""
         row = {key: value for key, value in result.items() if key not in ("config", "hostname", "node_ip", "pid")}
         with (self.path / _METRICS).open("a") as file:
             file.write(json.dumps(jsonable(row)) + "\n")
-        if self._tensorboard is None:
-            self._tensorboard = SummaryWriter(str(self.path), flush_secs=10)
-        for name, value in flatten(row):
-            if math.isfinite(value):
-                self._tensorboard.add_scalar(name, value, global_step=row["training_iteration"])
 
     def results(self) -> list[dict[str, Any]]:
         """Return the result dicts written so far, an unfinished last line left out."""
@@ -151,10 +143,7 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def close(self) -> None:
-        """Flush and close what is open, and let others have the folder."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        """Let others have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -22,6 +22,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from experiments.trackers import add_flags
+
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
@@ -40,6 +42,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="change a setting"
     )
     parser.add_argument("--address", help="Ray cluster to join, as in ray.init (default: start one)")
+    add_flags(parser)
     return parser.parse_args(argv)
 
 

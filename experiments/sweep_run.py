@@ -31,6 +31,7 @@ from experiments.sweep_grid import (
 )
 from experiments.sweep_packing import pack
 from experiments.sweep_progress import SweepProgress
+from experiments.trackers import check_installed, tune_callbacks
 from learners.algorithm import ToRL, sandbox_options
 from learners.config import ToRLConfig
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
@@ -117,12 +118,21 @@ class Plan:
 
 @dataclass(slots=True)
 class Sweep:
-    """A sweep that is about to start or go on: its plan, its folder, and the Ray cluster to join or None."""
+    """A sweep that is about to start or go on.
+
+    Args:
+        plan: What it is.
+        folder: Where it is.
+        restored: It goes on.
+        address: The Ray cluster to join, or None.
+        trackers: Tune's callbacks that log elsewhere; a restored sweep has those it was started with.
+    """
 
     plan: Plan
     folder: Path
     restored: bool
     address: str | None
+    trackers: list[tune.Callback]
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace) -> "Sweep":
@@ -149,7 +159,14 @@ class Sweep:
         config = plan.config()
         for point in combinations({key: plan.grid[key] for key in _PROBLEMS if key in plan.grid}):
             load_problems(at(config, point))
-        return cls(plan=plan, folder=folder, restored=bool(arguments.restore), address=arguments.address)
+        check_installed(arguments.wandb, arguments.mlflow)
+        return cls(
+            plan=plan,
+            folder=folder,
+            restored=bool(arguments.restore),
+            address=arguments.address,
+            trackers=tune_callbacks(folder, arguments.wandb, arguments.mlflow),
+        )
 
     def execute(self) -> int:
         """Run the trials and write what they found; return the exit status."""
@@ -193,7 +210,10 @@ class Sweep:
                 name=self.folder.name,
                 storage_path=str(self.folder.parent),
                 stop={"training_iteration": plan.num_iterations},
-                callbacks=[SweepProgress(list(plan.grid), num_trials(plan.grid), plan.num_iterations)],
+                callbacks=[
+                    SweepProgress(list(plan.grid), num_trials(plan.grid), plan.num_iterations),
+                    *self.trackers,
+                ],
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=config.checkpoint_interval,
                     checkpoint_at_end=True,
@@ -231,8 +251,8 @@ class Sweep:
 
 
 def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:
-    given = ("max_tool_calls", "kl_coeff", "seeds", "grid", "num_iterations", "scheduler", "storage_path", "settings")
-    for name in given:
+    own = ("max_tool_calls", "kl_coeff", "seeds", "grid", "num_iterations", "scheduler", "storage_path", "settings")
+    for name in (*own, "wandb", "mlflow"):
         if getattr(arguments, name) not in (None, []):
             raise ValueError(
                 "`--restore` goes on with the sweep as it was started; name the recipe and the folder only."

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from experiments.trackers import add_flags
+
 _STARTED = psutil.Process().create_time()  # the command's start, before the imports
 
 
@@ -45,6 +47,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved settings and what the run needs, start nothing"
     )
+    add_flags(parser)
     return parser.parse_args(argv)
 
 

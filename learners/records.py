@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from learners.episodes import EpisodeRecord, TokenEpisode
+from learners.episodes import EpisodeRecord, TokenEpisode, ToolCall
 
 FILE_NAME = "episodes.jsonl"
 TOKENIZER_NAME = "tokenizer.json"
@@ -114,6 +114,31 @@ def groups_line(
     """
     means = [round(float(r[c].mean()), 6) if c.any() else None for r, c in zip(rewards, counts, strict=True)]
     return {"iteration": iteration, "groups": [list(pair) for pair in zip(problem_ids, means, strict=True)]}
+
+
+def read_line(line: Mapping[str, Any]) -> EpisodeRecord:
+    """Return the record that `episode_line` wrote as `line`."""
+    mask = line["loss_mask"]
+    return EpisodeRecord(
+        group_id=line["group_id"],
+        sample_index=line["sample_index"],
+        problem_id=line["problem_id"],
+        kind=line["kind"],
+        reward=line["reward"],
+        reward_terms=line["reward_terms"],
+        verdict=line["verdict"],
+        terminated=line["terminated"],
+        truncated=line["truncated"],
+        stop_reason=line["stop_reason"],
+        error=line["error"],
+        policy_version=line["policy_version"],
+        num_prompt_tokens=mask.index(1) if 1 in mask else len(mask),
+        num_tokens=len(mask),
+        num_response_tokens=sum(mask),
+        turns=tuple((role, text) for role, text in line["turns"]),
+        tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
+        duration_s=line["duration_s"],
+    )
 
 
 def append(folder: Path, lines: Iterable[Mapping[str, Any]], name: str = FILE_NAME) -> None:

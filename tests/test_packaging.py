@@ -80,7 +80,7 @@ def test_cpu_and_gpu_differ_in_the_build_of_vllm_alone():
 
 
 def test_the_pins_are_what_the_extras_lead_to_and_nothing_else():
-    asked = closure(requirements("cpu", "test", "dev"))
+    asked = closure(requirements("cpu", "trackers", "test", "dev"))
     pinned = pins("constraints.txt")
     assert sorted(asked) == sorted(pinned)
     unmet = [str(r) for name, rs in asked.items() for r in rs if not r.specifier.contains(pinned[name], True)]
@@ -88,7 +88,8 @@ def test_the_pins_are_what_the_extras_lead_to_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("file", "extras"), [("constraints-gpu.txt", ("gpu", "test")), ("constraints-smollm2.txt", ("smollm2",))]
+    ("file", "extras"),
+    [("constraints-gpu.txt", ("gpu", "trackers", "test")), ("constraints-smollm2.txt", ("smollm2",))],
 )
 def test_the_other_pins_satisfy_their_extras(file, extras):
     pinned = pins("constraints.txt") | pins(file)
@@ -128,7 +129,13 @@ def test_the_environment_imports_and_runs_without_torch_vllm_and_ray():
     assert (reward, terminated) == (-1.0, True)
 
 
-USAGE = ("RAY_USAGE_STATS_ENABLED", "VLLM_NO_USAGE_STATS", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
+USAGE = (
+    "RAY_USAGE_STATS_ENABLED",
+    "VLLM_NO_USAGE_STATS",
+    "HF_HUB_DISABLE_TELEMETRY",
+    "DO_NOT_TRACK",
+    "WANDB_ERROR_REPORTING",
+)
 
 
 @pytest.mark.parametrize("package", ["learners", "experiments"])
@@ -139,7 +146,7 @@ def test_usage_statistics_are_off_unless_the_user_switches_them_on(package):
         env = {name: value for name, value in os.environ.items() if name not in USAGE} | chosen
         command = [sys.executable, "-c", program]
         outputs.append(subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout)
-    assert outputs == ["0 1 1 1\n", "1 1 1 1\n"]
+    assert outputs == ["0 1 1 1 false\n", "1 1 1 1 false\n"]
 
 
 def test_a_job_packs_under_20_mb(tmp_path):

@@ -63,7 +63,6 @@ def test_results_of_later_iterations_are_dropped_on_restore(tmp_path: Path) -> N
     rows = [json.loads(line) for line in (tmp_path / "result.json").read_text().splitlines()]
     assert [row["training_iteration"] for row in rows] == [1, 2]
     assert rows[0]["env_runners"]["accuracy"] is None and "config" not in rows[0]
-    assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
 def test_a_run_restored_from_an_earlier_checkpoint_leaves_the_later_ones_behind(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
-"""The same arc with a real pre-trained model: SmolLM2-135M-Instruct on a few word problems."""
+"""The same arc with a real pre-trained model: SmolLM2-135M-Instruct on a few word problems, and on MATH500."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from experiments.smollm2 import local_checkpoint
 from tests.test_train import Command, episodes, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
+DATA = Path(__file__).parents[2] / "shared" / "data"
 PROBLEMS = [
     ("Tom has 3 apples and buys 4 more. How many apples does he have?", "7"),
     ("A book costs 5 dollars. How many dollars do 6 books cost?", "30"),
@@ -38,3 +40,24 @@ def test_two_iterations_on_a_real_model_change_the_weights_that_sample(tmp_path:
     # The same prompt, greedily: the engine's own log-probs moved, so its weights did.
     assert before[0]["turns"][0] == after[0]["turns"][0]
     assert before[0]["action_logp"][0] != after[0]["action_logp"][0]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the files of the suites are not here")
+def test_thirty_problems_of_math500_are_evaluated(tmp_path: Path) -> None:
+    folder, output = tmp_path / "evaluation", tmp_path / "figures.json"
+    model = local_checkpoint()
+    assert model is not None, "run `make smollm2`"
+    command = Command(
+        *("--model", str(model), "--recipe", "smollm2_gsm8k", "--suite", "math500", "--data-dir", str(DATA)),
+        *("--num-problems", "30", "--storage-path", str(folder), "--output", str(output)),
+        module="experiments.evaluate",
+    )
+    assert command.end() == 0, command.output
+    figures = json.loads(output.read_text())["sets"]["math500"]
+    rows = episodes(folder / "math500", "evaluation")
+    assert len({row["problem_id"] for row in rows}) == len(rows) == 30
+    counted = [row for row in rows if row["verdict"] != "unknown"]
+    assert figures["num_episodes"] == len(counted) >= 25
+    assert figures["accuracy"] == sum(row["verdict"] == "correct" for row in counted) / len(counted)
+    assert figures["code_ratio"] > 0, "no answer has code"
+    assert "ToRL-7B" in command.output  # the paper's table beside it

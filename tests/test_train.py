@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from experiments.trackers import numbers
+from tests.wandb_file import read_history
 from torl_env.problems import Problem, ProblemSet, ProblemStream
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,15 +36,15 @@ MARK = "TORL_TEST_RUN"
 
 
 class Command:
-    """One run of the command in a session of its own, with everything it starts marked in its environment."""
+    """One run of a command in a session of its own, with everything it starts marked in its environment."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, module: str = "experiments.train") -> None:
         self.mark = uuid.uuid4().hex
         self._shared_memory = set(os.listdir("/dev/shm"))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.train", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
-            env={**os.environ, MARK: self.mark},
+            env={**os.environ, MARK: self.mark, "WANDB_MODE": "offline"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -105,7 +108,16 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the folder and the output of one uninterrupted run."""
     folder = tmp_path_factory.mktemp("runs") / "straight"
     command = Command(
-        "quickstart", "--num-iterations", str(NUM_ITERATIONS), "--storage-path", str(folder), "--seed", "3", *SMALL
+        "quickstart",
+        "--num-iterations",
+        str(NUM_ITERATIONS),
+        "--storage-path",
+        str(folder),
+        "--seed",
+        "3",
+        *SMALL,
+        "--wandb",
+        "--mlflow",
     )
     assert command.end() == 0, command.output
     return folder, command.output
@@ -153,25 +165,47 @@ def test_a_run_evaluates_on_an_interval_and_not_twice_at_its_end(straight: tuple
     assert len(re.findall(r"^iteration .* held out \d\.\d\d ", output, re.MULTILINE)) == 2
 
 
-def test_the_exported_model_gives_the_same_accuracy_in_a_fresh_process(
+def test_the_trackers_have_what_the_result_file_has(straight: tuple[Path, str]) -> None:
+    import mlflow
+
+    folder, _ = straight
+    logged = [numbers(row) for row in results(folder)]
+    assert all("env_runners/accuracy" in row and "learners/default_policy/grad_norm" in row for row in logged)
+    wandb = read_history(folder)
+    assert [row["_step"] for row in wandb] == list(range(1, NUM_ITERATIONS + 1))
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder.parent}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("torl").experiment_id])
+    assert (run.info.run_name, run.data.params["lr"]) == ("straight", "0.0002")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    for name in ("env_runners/accuracy", "timings/sample_s", "evaluation/env_runners/accuracy"):
+        expected = [(row["training_iteration"], pytest.approx(row[name])) for row in logged if name in row]
+        assert [(row["_step"], row[name]) for row in wandb if name in row] == expected
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(metric.step, metric.value) for metric in history] == expected
+        assert [(event.step, event.value) for event in events.Scalars(name)] == expected
+
+
+def test_evaluating_a_run_reproduces_its_accuracy_in_a_fresh_process(
     straight: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, _ = straight
+    output = tmp_path / "figures.json"
     command = Command(
-        "quickstart",
-        "--num-iterations",
-        "0",
-        "--storage-path",
-        str(tmp_path / "again"),
-        *SMALL,
-        f"model={folder}/model",
+        *("--model", str(folder), "--problems", "arithmetic", "--num-problems", "8", "--output", str(output)),
+        module="experiments.evaluate",
     )
     assert command.end() == 0, command.output
-    again = summary(tmp_path / "again")
-    assert again["accuracy_before"] == again["accuracy_after"] == summary(folder)["accuracy_after"]
-    trained = [row["token_ids"] for row in episodes(folder, "evaluation") if row["iteration"] == NUM_ITERATIONS]
-    assert len(trained) == 8
-    assert [row["token_ids"] for row in episodes(tmp_path / "again", "evaluation")][: len(trained)] == trained
+    found = json.loads(output.read_text())
+    assert found["sets"]["arithmetic"]["accuracy"] == summary(folder)["accuracy_after"]
+    assert found["contamination"] == [
+        "arithmetic: 0 of 8 problems are, or nearly are, in the training set arithmetic/train"
+    ]
+    trained = {row["problem_id"]: row for row in episodes(folder, "evaluation") if row["iteration"] == NUM_ITERATIONS}
+    [path] = folder.glob("evaluations/*/arithmetic")
+    again = {row["problem_id"]: row for row in episodes(path, "evaluation")}
+    assert again.keys() == trained.keys() and len(again) == 8
+    assert all(again[problem]["token_ids"] == row["token_ids"] for problem, row in trained.items())
 
 
 def test_interrupted_and_restored_runs_equal_a_straight_one(straight: tuple[Path, str], tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def _text(row: Mapping[str, Any], field: str, where: str, default: str | None = 
         return default
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
+    if numbers and isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return ", ".join(value)  # an answer of several parts, as OlympiadBench has them
     if not isinstance(value, str):
         got = "nothing" if field not in row and value is None else repr(value)
         raise ValueError(f"{where}: field `{field}` should be a string, got {got}.")

@@ -83,9 +83,9 @@ class ProblemSet(Sequence[Problem]):
         """Load the built-in set "arithmetic", a JSON Lines or Parquet file, or a Hugging Face data set "hf:NAME".
 
         A row has `question` (or `problem`), `answer` and optionally `id`, `source`, `kind`, or the nested layout of
-        `problem_files.py`; all strings, but a number is taken as an answer or id too. Blank lines are passed over. A
-        row whose answer cannot be graded (`audit.py`) is left out; such rows and problems with the same question are
-        reported in the log.
+        `problem_files.py`; all strings, but a number is taken as an answer or id too, and a list of texts as an answer.
+        Blank lines are passed over. A row whose answer cannot be graded (`audit.py`) is left out; such rows and
+        problems with the same question are reported in the log.
 
         Args:
             source: what to load.

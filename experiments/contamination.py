@@ -1,0 +1,91 @@
+"""Which training problems an evaluation set asks too: `python -m experiments.contamination TRAINING_SET --suite ...`.
+
+How to run:
+    python -m experiments.contamination train.jsonl --suite aime24,math500 [--data-dir DIR] [--problems FILE]
+
+The rule. A question's words are its runs of letters, its runs of digits and its other signs, each a word of its own,
+in lower case, spaces and dollar signs left out. A training problem and an evaluation problem overlap if
+
+    * they are the same words but for punctuation (`ProblemSet.overlap`), or
+    * the training question contains at least 60% of the evaluation question's 8-word sequences.
+
+60%, and not one sequence of 13 words as in GPT-3's decontamination (arXiv 2005.14165, appendix C): competition
+questions share whole sentences ("can be written as m/n where m and n are relatively prime positive integers. Find m +
+n"). What is not found: a paraphrase, another language, and a question of fewer than 8 words that is not the same. What
+is found without being the same: a question about other numbers or shapes in the same words, which MATH has many of.
+"""
+
+import argparse
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from experiments.suites import SUITES, load_sets
+from torl_env.problems import Problem, ProblemSet
+
+_NUM_WORDS = 8
+_LEAST_SHARE = 0.6
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s$]")
+_NUM_NAMED = 5
+
+
+def overlaps(training: ProblemSet, evaluation: ProblemSet) -> list[tuple[Problem, Problem]]:
+    """Return (training problem, evaluation problem) of each pair that overlaps by the module's rule, in order."""
+    pairs = {(mine.id, theirs.id): (mine, theirs) for mine, theirs in training.overlap(evaluation)}
+    where: dict[int, list[int]] = defaultdict(list)  # hash of a sequence: the evaluation problems that have it
+    num_sequences = []
+    for index, problem in enumerate(evaluation):
+        sequences = _sequences(problem.question)
+        num_sequences.append(len(sequences))
+        for sequence in sequences:
+            where[sequence].append(index)
+    for mine in training:
+        shared: dict[int, int] = defaultdict(int)
+        for sequence in _sequences(mine.question):
+            for index in where.get(sequence, ()):
+                shared[index] += 1
+        for index, number in shared.items():
+            if number >= _LEAST_SHARE * num_sequences[index]:
+                pairs.setdefault((mine.id, evaluation[index].id), (mine, evaluation[index]))
+    return list(pairs.values())
+
+
+def overlap_line(training: ProblemSet, evaluation: ProblemSet) -> str:
+    """Return a line that says how many problems of the evaluation set overlap with the training set, and names some."""
+    pairs = overlaps(training, evaluation)
+    number = len({theirs.id for _, theirs in pairs})
+    named = ", ".join(f"{theirs.id} (= {mine.id})" for mine, theirs in pairs[:_NUM_NAMED])
+    more = ", ..." if len(pairs) > _NUM_NAMED else ""
+    found = f"{evaluation.name}: {number} of {len(evaluation)} problems are, or nearly are,"
+    return f"{found} in the training set {training.name}" + (f": {named}{more}" if pairs else "")
+
+
+def _sequences(question: str) -> set[int]:
+    """Return the hashes of the question's sequences of words."""
+    words = _WORD.findall(question.lower())
+    return {hash(tuple(words[i : i + _NUM_WORDS])) for i in range(len(words) - _NUM_WORDS + 1)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the arguments and print a line for each evaluation set."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.contamination", description="Find evaluation problems in a training set."
+    )
+    parser.add_argument("training", help="training problems: a file, hf:NAME or arithmetic")
+    parser.add_argument("--suite", default="", help=f"suites, joined by commas: {','.join(SUITES)}")
+    parser.add_argument("--data-dir", type=Path, help="folder with <suite>.jsonl (default: the hub)")
+    parser.add_argument("--problems", action="append", default=[], help="a further evaluation set, as in evaluate")
+    options = parser.parse_args(arguments)
+    try:
+        sets = load_sets(filter(None, options.suite.split(",")), options.problems, options.data_dir)
+        if not sets:
+            parser.error("name what to look for: --suite or --problems.")
+        training = ProblemSet.load(options.training)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        parser.error(str(error))
+    for evaluation in sets.values():
+        print(overlap_line(training, evaluation), flush=True)
+
+
+if __name__ == "__main__":
+    main()

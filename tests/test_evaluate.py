@@ -1,0 +1,178 @@
+"""`python -m experiments.evaluate` as a user runs it: what `--model` means, figures from the episodes, going on."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.evaluate import main
+from experiments.evaluated_model import fit_to_machine, fit_to_problems, options_text, resolve
+from experiments.quickstart import TINY_BASE
+from learners.config import ToRLConfig
+from tests.test_train import Command
+from torl_env.dialect import PLAIN, TORL
+
+
+def make_run(folder: Path, recipe: str, *settings: str, finished: bool = True) -> Path:
+    (folder / "model").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"recipe": recipe, "settings": list(settings), "seed": 0}))
+    if finished:
+        (folder / "model" / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_run_is_asked_as_its_recipe_and_settings_say(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "some-run", "quickstart_no_tool", "max_response_tokens=99")
+    for path in (run, run / "model"):
+        model = resolve(str(path), None, [])
+        assert (model.name, model.path) == ("some-run", str(run / "model"))
+        assert (model.dialect, model.config.max_response_tokens) == (PLAIN, 99)
+        assert model.config.model_path == str(run / "model")
+        assert len(model.training_problems() or []) == 4096
+    other = resolve(str(run), "quickstart", ["max_response_tokens=50"])
+    assert (other.dialect, other.config.max_response_tokens) == (TORL, 50)
+
+
+def test_other_models_are_asked_as_the_paper_does_or_as_a_recipe_says() -> None:
+    hub = resolve("Qwen/Qwen2.5-Math-1.5B", None, [])
+    assert (hub.path, hub.config.max_response_tokens, hub.dialect) == ("Qwen/Qwen2.5-Math-1.5B", 3072, TORL)
+    assert hub.training_problems() is None
+    folder = resolve(str(TINY_BASE), "quickstart", [])
+    assert (folder.name, folder.config.max_response_tokens) == ("tiny_base", 160)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("runs/no/such/folder", "no such folder, and a hub name would be NAME or OWNER/NAME"),
+        ("./nothing", "no such folder"),
+        (".", "neither a run folder .with run.json. nor a model's"),
+    ],
+)
+def test_what_is_no_model_is_refused(model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        resolve(model, None, [])
+
+
+def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "quickstart", finished=False)
+    with pytest.raises(ValueError, match=r"no model yet.*experiments\.train quickstart --restore"):
+        resolve(str(run), None, [])
+
+
+def test_without_a_model_the_error_lists_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "a run folder (runs/...)" in options_text(tmp_path)
+    make_run(tmp_path / "runs" / "mine", "quickstart")
+    monkeypatch.chdir(tmp_path)
+    assert "a run folder (runs/mine), a Hugging Face folder" in options_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--problems", "arithmetic"], "name the model with --model: a run folder"),
+        (["--model", "m"], "name what to evaluate on: --suite or --problems"),
+        (["--model", "m", "--suite", "amc23", "--num-problems", "0"], "--num-problems must be at least 1. Received 0"),
+        (["--model", "m", "--suite", "amc23", "--samples-per-problem", "4"], "needs a --temperature above 0"),
+        (["--model", "m", "--suite", "amc23", "--temperature", "-1"], "--temperature must be at least 0"),
+    ],
+)
+def test_wrong_arguments_are_answered_at_once(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_names_are_answered_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["--model", str(TINY_BASE)]
+    assert main([*base, "--suite", "aime26"]) == 2
+    assert "There is no suite 'aime26'" in capsys.readouterr().err
+    # 3,072 response tokens, the paper's, are more than this model has positions for.
+    assert main([*base, "--problems", "arithmetic"]) == 2
+    assert "below the model's 1024 positions" in capsys.readouterr().err
+
+
+def test_every_prompt_fits_as_far_as_the_models_positions_go() -> None:
+    config = ToRLConfig().sampling(max_response_tokens=3072)
+    assert fit_to_problems(config, [100, 700], 4096).max_prompt_tokens == 700
+    assert fit_to_problems(config, [100, 1100], 4096).max_prompt_tokens == 1024
+    assert fit_to_problems(config, [100, 1100], None).max_prompt_tokens == 1100
+    with pytest.raises(ValueError, match=r"`max_response_tokens` \(3072\) must be below the model's 3072 positions"):
+        fit_to_problems(config, [100], 3072)
+
+
+def test_every_gpu_gets_an_engine_unless_the_user_chose() -> None:
+    def fitted(num_gpus: int, *settings: str, is_default: bool = True) -> tuple[int, float, str]:
+        config = fit_to_machine(ToRLConfig().env_runners(num_env_runners=4), num_gpus, settings, is_default)
+        return config.num_env_runners, config.num_gpus_per_env_runner, config.dtype
+
+    assert fitted(8) == (8, 1, "bfloat16")
+    assert fitted(8, "num_env_runners=4") == (4, 0, "bfloat16")
+    assert fitted(0) == (4, 0, "float32")
+    assert fitted(0, "dtype=bfloat16") == (4, 0, "bfloat16")
+    assert fitted(0, is_default=False) == (4, 0, "bfloat16")
+
+
+def evaluate(*arguments: str) -> str:
+    command = Command(*arguments, module="experiments.evaluate")
+    assert command.end() == 0, command.output
+    assert "\x1b" not in command.output
+    return command.output
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "arithmetic" / "episodes.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(600)
+def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_interruption(tmp_path: Path) -> None:
+    folder, output = tmp_path / "evaluation", tmp_path / "figures.json"
+    arguments = [
+        "--model",
+        str(TINY_BASE),
+        "--recipe",
+        "quickstart",
+        "--problems",
+        "arithmetic",
+        "--num-problems",
+        "12",
+    ]
+    arguments += ["--samples-per-problem", "4", "--temperature", "1", "--storage-path", str(folder)]
+    shown = evaluate(*arguments, "--output", str(output))
+    assert "48 episodes to sample, 0 known" in shown and "episode   48/48" in shown
+    for text in ("starting Ray", "loading the model into the engine", "avg@4"):
+        assert text in shown
+    straight, figures = lines(folder), json.loads(output.read_text())
+    assert len({(row["problem_id"], row["sample_index"]) for row in straight}) == 48
+
+    # By hand: of every two (three) of a problem's samples, is one correct?
+    correct: dict[str, list[bool]] = {}
+    for row in straight:
+        correct.setdefault(row["problem_id"], []).append(row["verdict"] == "correct")
+    assert any(0 < sum(verdicts) < 4 for verdicts in correct.values())
+    found = figures["sets"]["arithmetic"]
+    assert found["accuracy"] == pytest.approx(np.mean([row["verdict"] == "correct" for row in straight]))
+    for k in (1, 2, 4):
+        by_hand = np.mean([np.mean([any(draw) for draw in combinations(some, k)]) for some in correct.values()])
+        assert found["pass_at_k"][str(k)]["value"] == pytest.approx(by_hand)
+
+    # As if it had been killed while it wrote the 20th episode.
+    path = folder / "arithmetic" / "episodes.jsonl"
+    written = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(written[:19]) + written[19][:50])
+    output.unlink()
+    assert "29 episodes to sample, 19 known" in evaluate(*arguments, "--output", str(output))
+    assert json.loads(output.read_text()) == figures
+    key = lambda row: (row["problem_id"], row["sample_index"])  # noqa: E731
+    assert [row["token_ids"] for row in sorted(lines(folder), key=key)] == [
+        row["token_ids"] for row in sorted(straight, key=key)
+    ]
+    # Nothing is left to do, so nothing starts.
+    assert "starting Ray" not in evaluate(*arguments, "--output", str(output))
+    assert json.loads(output.read_text()) == figures
