@@ -69,6 +69,7 @@ class Command:
         """Read the rest, and check that no process and no shared memory is left."""
         assert self.process.stdout is not None
         self.lines += self.process.stdout
+        self.process.stdout.close()
         status = self.process.wait(timeout=60)
         assert marked_processes(self.mark) == []
         assert set(os.listdir("/dev/shm")) - self._shared_memory == set()
