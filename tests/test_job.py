@@ -55,6 +55,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
             "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
+            "PYTHONUNBUFFERED": "1",  # into a pipe `ray job submit` would pass the log on when the job has ended
         }
         if token:
             self.environment["RAY_AUTH_MODE"] = "token"
