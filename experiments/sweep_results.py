@@ -59,25 +59,29 @@ class TrialRow:
         return wilson(self.accuracy, self.num_problems)
 
 
-def read(
-    results: Any, configs: Mapping[str, Mapping[str, Any]], keys: Sequence[str], num_iterations: int
-) -> list[TrialRow]:
+def read(results: Any, trials: Iterable[Any], keys: Sequence[str], num_iterations: int) -> list[TrialRow]:
     """Return the rows of Tune's `ResultGrid`, trials that never started left out.
 
     Args:
         results: `ray.tune.ResultGrid`.
-        configs: folder of a trial -> its config, which a `Result` has only after the trial's first report.
+        trials: `ray.tune.ExperimentAnalysis(...).trials`: config and status, which a `Result` lacks where a trial
+            failed before its first report, or in another process.
         keys: of the grid.
         num_iterations: of a whole trial.
     """
-    began = [result for result in results if result.error or "training_iteration" in result.metrics]
-    return [_row(result, configs[result.path], keys, num_iterations) for result in began]
+    of_folder = {trial.path: trial for trial in trials}
+    pairs = [(result, of_folder[result.path]) for result in results]
+    return [
+        _row(result, trial, keys, num_iterations)
+        for result, trial in pairs
+        if trial.status == "ERROR" or "training_iteration" in result.metrics
+    ]
 
 
-def _row(result: Any, config: Mapping[str, Any], keys: Sequence[str], num_iterations: int) -> TrialRow:
-    history = _history(result)
+def _row(result: Any, trial: Any, keys: Sequence[str], num_iterations: int) -> TrialRow:
+    config, history = trial.config, _history(result)
     iterations = result.metrics.get("training_iteration", 0)
-    status = "failed" if result.error else "done" if iterations >= num_iterations else "stopped early"
+    status = "failed" if trial.status == "ERROR" else "done" if iterations >= num_iterations else "stopped early"
     evaluation = result.metrics.get("evaluation", {}).get("env_runners", {})
     return TrialRow(
         name=label(config, keys),
@@ -91,8 +95,8 @@ def _row(result: Any, config: Mapping[str, Any], keys: Sequence[str], num_iterat
         iterations=iterations,
         accuracy=final_accuracy(result.metrics) if status == "done" else math.nan,
         num_problems=round(evaluation.get("num_episodes", 0) * (1 - evaluation.get("excluded_ratio", 0))),
-        step_s=mean(row["timings/step_s"] for row in history[1:] or history),
-        final_kl=mean(row["learners/default_policy/kl"] for row in history[-_KL_ITERATIONS:]),
+        step_s=mean(row.get("timings/step_s", math.nan) for row in history[1:] or history),
+        final_kl=mean(row.get("learners/default_policy/kl", math.nan) for row in history[-_KL_ITERATIONS:]),
     )
 
 

@@ -226,8 +226,7 @@ class Sweep:
     def _report(self, results: Any) -> int:
         plan = self.plan
         trials = tune.ExperimentAnalysis(results.experiment_path).trials
-        configs = {trial.path: trial.config for trial in trials}
-        rows = sweep_results.read(results, configs, list(plan.grid), plan.num_iterations)
+        rows = sweep_results.read(results, trials, list(plan.grid), plan.num_iterations)
         num_left = num_trials(plan.grid) - results.num_terminated - results.num_errors
         if rows:
             table = sweep_results.write_csv(rows, self.folder / "trials.csv")
@@ -240,7 +239,7 @@ class Sweep:
                 Path(result.path, "error.txt").write_text(str(result.error))
         for row in rows:
             if row.status == "failed":
-                print(f"FAILED  {row.name}: {row.error}\n        {row.folder}/error.txt", file=sys.stderr)
+                print(f"FAILED  {row.name}: {row.error}\n        {row.folder}", file=sys.stderr)
         again = f"python -m experiments.sweep {plan.recipe} --restore {self.folder}"
         if num_left:
             print(f"{num_left} trials are not done. Go on with: {again}", file=sys.stderr, flush=True)

@@ -47,7 +47,9 @@ def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
     assert all(math.isnan(end) for end in mean_interval([1.0]))
 
 
-CONFIG = {"env_config": {"max_tool_calls": 1}, "kl_coeff": 0.1, "seed": 0}
+def trial(folder: str, status: str) -> Any:
+    config = {"env_config": {"max_tool_calls": 1}, "kl_coeff": 0.1, "seed": 0}
+    return SimpleNamespace(path=folder, config=config, status=status)
 
 
 def result(folder: str, history: list[dict[str, Any]], error: Exception | None = None, **last: Any) -> Any:
@@ -66,7 +68,9 @@ def test_a_row_has_what_the_trial_measured() -> None:
     # A restored trial did iteration 7 again: the later line counts.
     history.append(step(7, 3.0, 0.17))
     evaluation = {"env_runners": {"accuracy": 0.75, "num_episodes": 40, "excluded_ratio": 0.1}}
-    [read] = sweep_results.read([result("a", history, evaluation=evaluation)], {"a": CONFIG}, ["kl_coeff"], 7)
+    [read] = sweep_results.read(
+        [result("a", history, evaluation=evaluation)], [trial("a", "TERMINATED")], ["kl_coeff"], 7
+    )
     assert (read.name, read.status, read.values) == ("kl=0.1", "done", {"kl_coeff": 0.1})
     assert (read.accuracy, read.num_problems) == (0.75, 36)
     # Iterations 2-6 take 1 s, the 7th 3 s, the first does not count: 8 / 6.
@@ -77,7 +81,7 @@ def test_a_row_has_what_the_trial_measured() -> None:
 
 def test_failed_and_stopped_trials_are_rows_without_an_accuracy() -> None:
     evaluation = {"env_runners": {"accuracy": 0.75, "num_episodes": 40, "excluded_ratio": 0.0}}
-    never_started = SimpleNamespace(path=None, error=None, metrics={}, metrics_dataframe=None)
+    never_started = SimpleNamespace(path="c", error=None, metrics={}, metrics_dataframe=None)
     error = RuntimeError("first line\nRuntimeError: the last one\n")
     failed, stopped = sweep_results.read(
         [
@@ -85,7 +89,7 @@ def test_failed_and_stopped_trials_are_rows_without_an_accuracy() -> None:
             result("b", [step(1, 1.0, 0.0)], evaluation=evaluation),
             never_started,
         ],
-        {"a": CONFIG, "b": CONFIG},
+        [trial("a", "ERROR"), trial("b", "TERMINATED"), trial("c", "PENDING")],
         ["kl_coeff"],
         2,
     )
