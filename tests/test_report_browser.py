@@ -189,9 +189,10 @@ def test_filters_and_search_find_what_they_say(report, open_page):
     page.select_option("#f-run", "g0")
     assert page.inner_text("#list-count").split()[0] == str(len(found)) != "0"
     page.select_option("#f-sort", "reward")
-    assert "correct" in page.locator("#list a.row").first.inner_text()
+    # Not `inner_text`: rows are laid out, and so have one, when they are first painted.
+    assert "correct" in page.locator("#list a.row").first.text_content()
     page.fill("#f-q", "no such text anywhere")
-    assert "Nothing here matches" in page.inner_text("#list")
+    assert "Nothing here matches" in page.text_content("#list")
     assert page.faults == []
 
 

@@ -91,15 +91,13 @@ function address(state) {
 
 const linkTo = (changes) => address({ ...readState(), ...changes });
 
+// At once, without waiting for the browser's event, which comes for links and for its back button.
 function go(changes, quietly = false) {
   const target = linkTo(changes);
   if (target === location.hash) return;
-  if (quietly) {
-    history.replaceState(null, "", target);
-    render();
-  } else {
-    location.hash = target;
-  }
+  if (quietly) history.replaceState(null, "", target);
+  else history.pushState(null, "", target);
+  render();
 }
 
 const splitName = (split) => ({ train: "training", evaluation: "held out" })[split] || split;
