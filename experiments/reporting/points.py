@@ -200,7 +200,7 @@ def _baseline(runs: Sequence[RunData]) -> Table:
         "With and without the tool",
         "The paper's comparison: accuracy held out, before and after training, and sampled in the last step. Mean over "
         "the runs, in brackets the lowest and the highest. A run without a single program counts as without tool.",
-        ["", "runs", "before", "after", "sampled", "step"],
+        ["trained", "runs", "before", "after", "sampled", "step"],
         rows,
     )
 

@@ -46,7 +46,7 @@ function tableCard(table) {
 }
 
 function figureCard(figure) {
-  const plot = el("div.plot", { role: "img", "aria-label": `${figure.title}. ${summary(figure)}`, id: `plot-${figure.id}` });
+  const plot = el("div.plot", { role: "group", "aria-label": `${figure.title}. ${summary(figure)}`, id: `plot-${figure.id}` });
   drawn.set(plot, figure);
   const values = el("details.values", {}, el("summary", {}, "Values"));
   values.addEventListener("toggle", () => values.open && values.childElementCount === 1 && values.append(valueTable(figure)));
@@ -69,7 +69,7 @@ function curveName(figure, curve) {
 function valueTable(figure) {
   if (figure.isPoints) {
     const rows = figure.lines.flatMap((line) => line.x.map((x, i) => [line.name, x, digits(line.y[i], 4), digits(line.low[i], 4), digits(line.high[i], 4)]));
-    return tableBody(["", figure.x_title, "mean", "lowest", "highest"], rows.map((row) => row.map((cell) => el("td", {}, cell))));
+    return tableBody(["line", figure.x_title, "mean", "lowest", "highest"], rows.map((row) => row.map((cell) => el("td", {}, cell))));
   }
   const iterations = [...new Set(figure.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
   const columns = figure.curves.map((curve) => new Map(curve.x.map((x, i) => [x, curve.y[i]])));

@@ -14,7 +14,7 @@ function turnElement(episode, tokens, index) {
   const call = turn.role === "observation" && calls.get(index - 1);
   const head = el("header", {}, el("span", {}, ROLES[turn.role] || turn.role),
     call && el(`span.status.${call.status}`, {}, call.status.replace("_", " "), el("span.note", {}, ` ran ${digits(call.run_s * 1000, 0)} ms, waited ${digits(call.wait_s * 1000, 0)} ms`)));
-  return el(`section.turn.${turn.role}`, { "aria-label": ROLES[turn.role] || turn.role }, head, box);
+  return el(`div.turn.${turn.role}`, { role: "group", "aria-label": `${ROLES[turn.role] || turn.role}, turn ${index}` }, head, box);
 }
 
 // The n-th program belongs to the n-th response that an observation follows, unless the request had no program.
