@@ -137,7 +137,8 @@ def test_an_evaluation_is_its_problem_sets(tmp_path):
     runs = find_runs([tmp_path])
     (figure,) = evaluation_figures(runs)
     assert (figure.lines[0].x, figure.lines[0].y) == (["aime24"], [0.5])  # one of two: the third was not judged
-    assert table(runs, "evaluation").rows[0][:4] == ["aime24", "2", "2", "0.50"]
+    assert [curves_of(figure, runs) for figure in FIGURES] == [[]] * len(FIGURES)
+    assert table(runs, "evaluation").rows[0][:4] == ["aime24", "2", "1", "0.50"]
 
 
 def test_an_episode_recorded_twice_counts_once_as_it_was_last(tmp_path):

@@ -210,13 +210,14 @@ FIGURES: tuple[Figure, ...] = (
 
 
 def curves_of(figure: Figure, runs: Sequence[RunData]) -> list[Curve]:
-    """Return the figure's lines, group by group; series without a value are left out.
+    """Return the figure's lines, group by group; series without a value are left out, as are evaluations.
 
     Of several seeds only iterations with a value of each are shown: a mean would jump where a seed drops out.
     """
     groups: dict[str, list[RunData]] = defaultdict(list)
     for run in runs:
-        groups[run.group].append(run)
+        if not run.is_evaluation:
+            groups[run.group].append(run)
     curves = []
     for group, members in groups.items():
         for index, series in enumerate(figure.series):

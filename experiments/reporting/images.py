@@ -45,7 +45,7 @@ def _curve_rows(figure: Figure, runs: Sequence[RunData]) -> list[list[Any]]:
     """Return a head and one row per run, series and iteration."""
     rows: list[list[Any]] = [["run", "seed", "series", "iteration", "value"]]
     for run in runs:
-        for series in figure.series:
+        for series in () if run.is_evaluation else figure.series:
             rows += [[run.label, run.seed, series.name, x, value] for x, value in series.values(run).items()]
     return rows
 
@@ -91,7 +91,9 @@ def _draw_points(axis: Any, figure: PointFigure) -> None:
             [v - y for y, v in zip(middle, high, strict=True)],
         ]
         x = [places.index(place) for place in line.x]
-        axis.errorbar(x, middle, yerr=error, fmt="o-", capsize=3, label=_literal(line.name))
+        axis.errorbar(
+            x, middle, yerr=error, fmt="o-" if figure.is_connected else "o", capsize=3, label=_literal(line.name)
+        )
     axis.set_xticks(range(len(places)), places)
     axis.set_xlabel(figure.x_title)
     if figure.style == "share":

@@ -112,7 +112,6 @@ def _figures(
             {
                 "label": run.label,
                 "group": names.index(run.group),
-                "path": str(run.path),
                 "iterations": max(run.rows, default=0),
                 "recorded": recorded[index],
                 "specials": content.special_names(tokenizer),

@@ -14,6 +14,7 @@ from experiments.reporting.runs import RunData
 # Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
 _PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
 _KL_ITERATIONS = 5
+_JUDGED = "Over the episodes that could be judged."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class PointFigure:
-    """A figure over the values of a setting; `style` as in `curves.Figure`."""
+    """A figure over the values of a setting, in order unless `is_connected` is False; `style` as in `curves.Figure`."""
 
     id: str
     section: str
@@ -38,6 +39,7 @@ class PointFigure:
     x_title: str
     lines: list[Line]
     style: str = "number"
+    is_connected: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +103,13 @@ def evaluation_figures(runs: Sequence[RunData]) -> list[PointFigure]:
     sets = [run for run in runs if run.is_evaluation and "accuracy" in run.held_out[0]]
     if not sets:
         return []
-    intervals = [_interval(run) for run in sets]
-    line = Line(
-        "accuracy",
-        [run.label for run in sets],
-        [run.held_out[0]["accuracy"] for run in sets],
-        [low for low, _ in intervals],
-        [high for _, high in intervals],
-    )
-    caption = "Mean over the episodes that could be judged; 95% interval (Wilson's) of a share of that many problems."
-    return [PointFigure("evaluation", "Evaluation", "Accuracy by problem set", caption, "problem set", [line], "share")]
+    figures = [run.held_out[0] for run in sets]
+    line = Line("accuracy", [run.label for run in sets])
+    for name, values in (("accuracy", line.y), ("accuracy_low", line.low), ("accuracy_high", line.high)):
+        values += [found[name] for found in figures]
+    caption = f"{_JUDGED} 95% bootstrap interval over the problems."
+    title = "Accuracy by problem set"
+    return [PointFigure("evaluation", "Evaluation", title, caption, "problem set", [line], "share", is_connected=False)]
 
 
 def tables(runs: Sequence[RunData]) -> list[Table]:
@@ -153,31 +152,20 @@ def _evaluations(sets: Sequence[RunData]) -> Table:
     rows = []
     for run in sets:
         figures = run.held_out[0]
-        low, high = _interval(run)
-        rows.append(
-            [
-                run.label,
-                f"{figures['num_problems']:.0f}",
-                f"{figures['num_episodes']:.0f}",
-                _number(figures.get("accuracy", math.nan)),
-                f"{_number(low)} to {_number(high)}",
-                _number(figures.get("code_ratio", math.nan)),
-            ]
-        )
+        k = figures.get("samples_per_problem", 1.0)
+        numbers = [
+            _number(figures.get(name, math.nan))
+            for name in ("accuracy", "accuracy_low", "accuracy_high", f"pass_at_k/{k:.0f}/value", "code_ratio")
+        ]
+        counts = [f"{figures.get(name, 0):.0f}" for name in ("num_problems", "samples_per_problem")]
+        rows.append([run.label, *counts, numbers[0], f"{numbers[1]} to {numbers[2]}", *numbers[3:]])
     return Table(
         "evaluation",
         "Evaluation",
-        "Over the episodes that could be judged; 95% interval (Wilson's) of a share of that many problems.",
-        ["set", "problems", "episodes", "accuracy", "95% interval", "code ratio"],
+        f"{_JUDGED} With k samples per problem accuracy is avg@k; 95% bootstrap interval over the problems.",
+        ["set", "problems", "k", "accuracy", "95% interval", "pass@k", "code ratio"],
         rows,
     )
-
-
-def _interval(run: RunData) -> tuple[float, float]:
-    from experiments.sweep_results import wilson  # brings Ray Tune, which is slow to import
-
-    figures = run.held_out[0]
-    return wilson(figures.get("accuracy", math.nan), round(figures["num_problems"]))
 
 
 def _baseline(runs: Sequence[RunData]) -> Table:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.evaluation_figures import set_figures
 from experiments.run_folder import RunFolder, flatten
 from learners import records
-from learners.episodes import EXCLUDED_STOP_REASONS
-from torl_env.dialect import count_code
 
 HELD_OUT = "evaluation/env_runners/"
 _SAMPLED = "env_runners/"
@@ -113,20 +112,15 @@ def read_run(path: Path, parent: Path | None = None) -> RunData:
 
 
 def read_set(path: Path) -> RunData:
-    """Read one problem set of an evaluation; its figures are over the episodes that could be judged."""
+    """Read one problem set of an evaluation; its figures are those that `experiments.evaluate` prints."""
     model = Path(_json(path.parent / _EVALUATION).get("model", ""))
-    correct, with_code, problems = [], [], set()
     with (path / records.FILE_NAME).open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n") and (record := json.loads(line))["stop_reason"] not in EXCLUDED_STOP_REASONS:
-                correct.append(record["verdict"] == "correct")
-                with_code.append(
-                    count_code(text for role, text in record["turns"] if role == "response").num_blocks > 0
-                )
-                problems.add(record["problem_id"])
-    figures = {"num_problems": float(len(problems)), "num_episodes": float(len(correct))}
-    if correct:
-        figures |= {"accuracy": sum(correct) / len(correct), "code_ratio": sum(with_code) / len(with_code)}
+        episodes = [records.read_line(json.loads(line)) for line in file if line.endswith("\n")]
+    figures: dict[str, float] = {}
+    if any(episode.counts for episode in episodes):
+        found = set_figures(episodes, samples_per_problem=1 + max(episode.sample_index for episode in episodes))
+        low, high = found.pop("accuracy_interval")
+        figures = dict(flatten(found)) | {"accuracy_low": low, "accuracy_high": high}
     names = (path, model, model / "model")
     tokenizer = _first_file(*(folder / records.TOKENIZER_NAME for folder in names))
     return RunData(path, path.name, path.name, None, {}, path.parent, tokenizer, held_out={0: figures})

@@ -13,7 +13,7 @@ const color = (index) => css(`--c${index % 10}`);
 const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
 function buildCurves() {
-  const controls = el("div.controls", {},
+  const controls = el("div.controls", { hidden: !data.curves.length },
     el("label", {}, "Smoothing ", el("select#smooth", { onchange: (event) => go({ smooth: event.target.value === "1" ? "" : event.target.value }, true) },
       WINDOWS.map((k) => el("option", { value: k }, k === 1 ? "none: the values as measured" : `mean of ${k} iterations, back from each`)))),
     data.groups.length > 1 && el("fieldset.runs", {}, el("legend", {}, "Runs"), data.groups.map((group, index) =>
@@ -101,7 +101,7 @@ const faded = (hex, alpha) => hex + Math.round(alpha * 255).toString(16).padStar
 function traces(figure) {
   if (figure.isPoints) {
     return figure.lines.map((line, i) => ({
-      x: line.x, y: line.y, name: line.name, mode: "lines+markers", line: { color: color(i), width: 2 }, marker: { size: 8 },
+      x: line.x, y: line.y, name: line.name, mode: figure.is_connected ? "lines+markers" : "markers", line: { color: color(i), width: 2 }, marker: { size: 9, color: color(i) },
       error_y: { type: "data", symmetric: false, array: line.high.map((v, k) => v - line.y[k]), arrayminus: line.low.map((v, k) => line.y[k] - v), thickness: 1.5 },
     }));
   }
