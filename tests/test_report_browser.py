@@ -270,6 +270,18 @@ def test_a_link_opens_the_same_view_again(report, open_page):
     assert "Choose an episode" in page.inner_text("#episode")
 
 
+def test_the_chosen_row_comes_into_sight_and_the_page_stays(report, open_page):
+    page = open_page(report, "#view=episodes")
+    for _ in range(20):
+        page.keyboard.press("n")
+    page.wait_for_selector("#episode .turns")
+    inside = """() => { const [row, list] = ['#list [aria-current]', '#list'].map((q) =>
+        document.querySelector(q).getBoundingClientRect());
+        return row.top >= list.top - 1 && row.bottom <= list.bottom + 1; }"""
+    assert page.evaluate(inside)
+    assert page.evaluate("scrollY") == 0
+
+
 def test_the_keyboard_moves_through_the_episodes(report, open_page):
     page = open_page(report)
     page.keyboard.press("e")

@@ -102,7 +102,10 @@ function renderList(state) {
   if (selected >= 0) {
     const link = $("list").children[selected].firstChild;
     link.setAttribute("aria-current", "true");
-    link.scrollIntoView({ block: "nearest" });
+    // Not `scrollIntoView`, which would move the page too.
+    const [row, frame] = [link.getBoundingClientRect(), $("list").getBoundingClientRect()];
+    if (row.top < frame.top) $("list").scrollTop -= frame.top - row.top;
+    else if (row.bottom > frame.bottom) $("list").scrollTop += row.bottom - frame.bottom;
   }
 }
 
