@@ -25,10 +25,10 @@ from experiments.progress import Progress
 from experiments.run_folder import jsonable
 from experiments.suites import load_sets
 from learners import runners
-from learners.algorithm import sandbox_options
 from learners.episodes import EpisodeRecord
 from learners.metrics import uses_code
 from learners.sampler import EpisodeRequest
+from learners.sandbox_app import sandbox_options
 from torl_env.problems import Problem, ProblemSet
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 

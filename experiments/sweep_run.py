@@ -32,8 +32,9 @@ from experiments.sweep_grid import (
 from experiments.sweep_packing import pack
 from experiments.sweep_progress import SweepProgress
 from experiments.trackers import check_installed, tune_callbacks
-from learners.algorithm import ToRL, sandbox_options
+from learners.algorithm import ToRL
 from learners.config import ToRLConfig
+from learners.sandbox_app import sandbox_options
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
 _STATE = "sweep.json"

@@ -3,11 +3,9 @@
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.fs
 import ray
@@ -27,13 +25,13 @@ from ray.rllib.utils.metrics import (
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from learners import records, runners
 from learners.batch import Batch
 from learners.config import ToRLConfig
 from learners.episodes import SampleResult
 from learners.metrics import episode_metrics
+from learners.sandbox_app import SandboxApp
 from learners.weight_sync import build_weight_sync
 from torl_env.problems import Problem, ProblemSet, ProblemStream
 from torl_env.sandbox.stats import SandboxStats
@@ -65,41 +63,18 @@ class ToRL(Algorithm):
         self.num_response_tokens = 0
         self.last_batch: Batch | None = None
         self.last_evaluation: Batch | None = None
-        self._sandbox_started = False
-        self._sandbox_app = self.config.sandbox_app or f"torl-sandbox-{uuid4().hex[:8]}"
+        self._sandbox = SandboxApp(self.config)
         self._stream = ProblemStream(_load_problems(self.config, "train"), seed=self.config.seed or 0)
-        starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-start")
         try:
-            in_trial = ray.util.get_current_placement_group() is not None
-            sandbox: Future[bool] = starter.submit(self._start_sandbox, in_trial)
+            self._sandbox.start()
             super().setup(config)
             self._evaluation_problems = _load_problems(self.evaluation_config, "test")
-            self._sandbox_started = sandbox.result()
-            runners.connect_sandbox(self.env_runner_group, self._sandbox_app)
+            self._sandbox.wait()
+            runners.connect_sandbox(self.env_runner_group, self._sandbox.name)
             self._weight_sync = build_weight_sync(self.config, self.learner_group, self.env_runner_group)
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._sandbox_started = sandbox.result()
             self.cleanup()
             raise
-        finally:
-            starter.shutdown(wait=False)
-
-    def _start_sandbox(self, in_trial: bool) -> bool:
-        """Return whether this algorithm removes the application in the end: it started it, for itself alone."""
-        from torl_env.sandbox.deployment import start_sandbox
-
-        if "sandbox" in self.config.env_config:
-            return False
-        start = partial(start_sandbox, self._sandbox_app, **sandbox_options(self.config))
-        if not in_trial:
-            return start()
-        # What a Tune trial starts is confined to the trial's placement group, and Serve's controller must not be: a
-        # task outside of the group starts it.
-        outside = PlacementGroupSchedulingStrategy(placement_group=None)
-        started = ray.get(ray.remote(num_cpus=0, scheduling_strategy=outside)(lambda: start()).remote())
-        # A named one is for all trials: whichever happened to start it must not take it from those that go on.
-        return started and self.config.sandbox_app is None
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -250,9 +225,7 @@ class ToRL(Algorithm):
 
     def sandbox_stats(self) -> SandboxStats | None:
         """Return what the replicas of the sandbox application counted; None if the env has a sandbox of its own."""
-        from torl_env.sandbox.deployment import sandbox_stats
-
-        return None if "sandbox" in self.config.env_config else sandbox_stats(self._sandbox_app)
+        return self._sandbox.stats()
 
     @contextlib.contextmanager
     def _timed(self, name: str, timer: str) -> Iterator[None]:
@@ -347,14 +320,10 @@ class ToRL(Algorithm):
     @override(Algorithm)
     def cleanup(self) -> None:
         """Stop engines and learners, and remove the sandbox application if this algorithm started it."""
-        from torl_env.sandbox.deployment import stop_sandbox
-
         try:
             super().cleanup()
         finally:
-            if self._sandbox_started:
-                self._sandbox_started = False
-                stop_sandbox(self._sandbox_app)
+            self._sandbox.stop()
 
     @classmethod
     @override(Algorithm)
@@ -369,16 +338,6 @@ class ToRL(Algorithm):
             Path(self._logdir).mkdir(parents=True, exist_ok=True)
         else:
             super()._setup_logdir()
-
-
-def sandbox_options(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return what `.sandbox(...)` says of the application, as `start_sandbox` takes it."""
-    return {
-        "num_replicas": config.sandbox_num_replicas,
-        "max_concurrent_runs": config.sandbox_max_concurrent_runs,
-        "memory_mb": config.sandbox_memory_mb,
-        "tier": config.sandbox_tier,
-    }
 
 
 def _exists(path: str, filesystem: pyarrow.fs.FileSystem | None) -> bool:

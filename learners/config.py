@@ -12,13 +12,11 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from learners.config_checks import check_has_effect, check_ranges
+from learners.config_checks import check_choices, check_has_effect, check_ranges
 from learners.env_runner import LLMEnvRunner
-from torl_env.sandbox.tiers import TIERS
 
 # These change the distribution sampled from, so the learner's `logp` would no longer be that of the sampler (TRL#6789).
 _REFUSED_SAMPLING = ("top_p", "top_k", "min_p")
-_DTYPES = ("float32", "bfloat16")
 
 
 class ToRLConfig(AlgorithmConfig):
@@ -337,46 +335,10 @@ class ToRLConfig(AlgorithmConfig):
         if not isinstance(self.lr, float) or self.lr <= 0:
             raise ValueError(f"`lr` must be a float > 0; schedules are not supported. Received {self.lr!r}.")
         super().validate()
-        if not self.model_path:
-            raise ValueError("`model` is missing. Name a Hugging Face folder or hub name in `.language_model(...)`.")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"`dtype` must be one of {_DTYPES}. Received {self.dtype!r}.")
-        if self.dtype == "bfloat16" and self.num_learners < 1:
-            raise ValueError(
-                "`dtype` 'bfloat16' needs `num_learners` >= 1, since mixed precision comes with FSDP. "
-                f"Received {self.num_learners}; use 'float32' for a learner in the driver's process."
-            )
+        check_choices(self)
         check_ranges(self)
         if not self.in_evaluation:
             check_has_effect(self)
-        if self.grad_clip_by != "global_norm":
-            raise ValueError(
-                f"`grad_clip_by` must be 'global_norm', the only one built. Received {self.grad_clip_by!r}."
-            )
-        if self.sandbox_tier not in TIERS:
-            raise ValueError(f"`tier` of the sandbox must be one of {TIERS}. Received {self.sandbox_tier!r}.")
-        if self.sandbox_num_replicas != "auto" and not (
-            isinstance(self.sandbox_num_replicas, int) and self.sandbox_num_replicas >= 1
-        ):
-            raise ValueError(
-                f"`num_replicas` of the sandbox must be 'auto' or an integer >= 1. "
-                f"Received {self.sandbox_num_replicas!r}."
-            )
-        if not self.in_evaluation and self.num_env_runners < 1:
-            raise ValueError(
-                f"`num_env_runners` must be >= 1: each vLLM engine lives in an actor of its own. "
-                f"Received {self.num_env_runners}."
-            )
-        if self.evaluation_num_env_runners > 0:
-            raise ValueError(
-                f"`evaluation_num_env_runners` must be 0: evaluation uses the samplers' own engines. "
-                f"Received {self.evaluation_num_env_runners}."
-            )
-        if self.evaluation_parallel_to_training:
-            raise ValueError(
-                "`evaluation_parallel_to_training` must be False: evaluation uses the samplers' own engines, which "
-                "sample the training batch meanwhile. Received True."
-            )
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:

@@ -4,9 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from torl_env.sandbox.tiers import TIERS
+
 if TYPE_CHECKING:
     from learners.config import ToRLConfig
 
+_DTYPES = ("float32", "bfloat16")
 _SMALLEST = {
     "group_size": 2,
     "max_prompt_tokens": 1,
@@ -43,6 +46,45 @@ _WITHOUT_EFFECT = {
     "min_train_timesteps_per_iteration": "an iteration is one step",
     "evaluation_duration_unit": "`evaluation_duration` counts problems, one episode each",
 }
+
+
+def check_choices(config: "ToRLConfig") -> None:
+    """Raise ValueError for the first setting that is none of its choices, or does not go with another."""
+    if not config.model_path:
+        raise ValueError("`model` is missing. Name a Hugging Face folder or hub name in `.language_model(...)`.")
+    if config.dtype not in _DTYPES:
+        raise ValueError(f"`dtype` must be one of {_DTYPES}. Received {config.dtype!r}.")
+    if config.dtype == "bfloat16" and config.num_learners < 1:
+        raise ValueError(
+            "`dtype` 'bfloat16' needs `num_learners` >= 1, since mixed precision comes with FSDP. "
+            f"Received {config.num_learners}; use 'float32' for a learner in the driver's process."
+        )
+    if config.grad_clip_by != "global_norm":
+        raise ValueError(f"`grad_clip_by` must be 'global_norm', the only one built. Received {config.grad_clip_by!r}.")
+    if config.sandbox_tier not in TIERS:
+        raise ValueError(f"`tier` of the sandbox must be one of {TIERS}. Received {config.sandbox_tier!r}.")
+    if config.sandbox_num_replicas != "auto" and not (
+        isinstance(config.sandbox_num_replicas, int) and config.sandbox_num_replicas >= 1
+    ):
+        raise ValueError(
+            f"`num_replicas` of the sandbox must be 'auto' or an integer >= 1. "
+            f"Received {config.sandbox_num_replicas!r}."
+        )
+    if not config.in_evaluation and config.num_env_runners < 1:
+        raise ValueError(
+            f"`num_env_runners` must be >= 1: each vLLM engine lives in an actor of its own. "
+            f"Received {config.num_env_runners}."
+        )
+    if config.evaluation_num_env_runners > 0:
+        raise ValueError(
+            f"`evaluation_num_env_runners` must be 0: evaluation uses the samplers' own engines. "
+            f"Received {config.evaluation_num_env_runners}."
+        )
+    if config.evaluation_parallel_to_training:
+        raise ValueError(
+            "`evaluation_parallel_to_training` must be False: evaluation uses the samplers' own engines, which "
+            "sample the training batch meanwhile. Received True."
+        )
 
 
 def check_ranges(config: "ToRLConfig") -> None:
