@@ -70,10 +70,11 @@ def resolve(arguments: argparse.Namespace) -> Launch:
             f"with. Leave `--seed` out, or start another run."
         )
     config = apply_settings(recipe(), settings)
+    num_iterations = state.get("num_iterations") if arguments.num_iterations is None else arguments.num_iterations
+    if num_iterations is not None:
+        config.training(num_iterations=num_iterations)
     seed = arguments.seed if arguments.seed is not None else state.get("seed", config.seed or 0)
     config.debugging(seed=seed)
-    if arguments.num_iterations is not None:
-        config.training(num_iterations=arguments.num_iterations)
     config.copy().validate()
     return Launch(
         recipe=arguments.recipe,
@@ -81,7 +82,13 @@ def resolve(arguments: argparse.Namespace) -> Launch:
         settings=settings,
         path=path or runs_root() / f"{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
         checkpoint=checkpoint,
-        state=state or {"recipe": arguments.recipe, "settings": settings, "seed": seed},
+        state={
+            **state,
+            "recipe": arguments.recipe,
+            "settings": settings,
+            "seed": seed,
+            "num_iterations": config.num_iterations,
+        },
         is_default_path=path is None or (arguments.restore == AUTO and not arguments.storage_path),
     )
 

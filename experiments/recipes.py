@@ -131,6 +131,8 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
         key, raw = key.strip(), raw.strip()
         if not equals:
             raise ValueError(f"`--set` takes key=value. Received {text!r}.")
+        if key == "num_iterations":
+            raise ValueError("`num_iterations` is an option of its own: `--num-iterations`.")
         if key not in settable_keys():
             raise ValueError(f"There is no setting {key!r}. {_did_you_mean(key, settable_keys())}")
         if key == "error_penalty":

@@ -2,6 +2,8 @@
 
 import math
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,11 +54,21 @@ def closing(
         "",
         "Try next:",
         f"  python -m experiments.report {shlex.quote(str(folder))}",
-        f"  python -m experiments.train {recipe} --set model={shlex.quote(str(model))} --num-iterations 0",
-        f"  python -m experiments.train {recipe} --set max_tool_calls=2 kl_coeff=0.01",
-        f"  tensorboard --logdir {shlex.quote(str(folder.parent))}",
+        f"  {_python()} -m experiments.train {recipe} --set model={shlex.quote(str(model))} --num-iterations 0",
+        f"  {_python()} -m experiments.train {recipe} --set max_tool_calls=2 kl_coeff=0.01",
+        f"  {_python()} -m tensorboard.main --logdir {shlex.quote(str(folder))}",
     ]
     return "\n".join(lines)
+
+
+def _python() -> str:
+    """Return how this interpreter is called from here: "python" where that is it."""
+    found = shutil.which("python")
+    if found and Path(found).absolute() == Path(sys.executable).absolute():
+        return "python"
+    executable = Path(sys.executable)
+    here = Path.cwd()
+    return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
 
 
 def _episode(when: str, episode: Mapping[str, Any]) -> str:

@@ -152,7 +152,7 @@ class Run:
             self.folder.continue_from(0 if "before" in self.state else -1)
         if "before" not in self.state:
             self.state["before"] = self._evaluate(algo, progress)
-        self.folder.save_state({**self.state, "settings": self.settings})
+        self._save_state()
         before = self.state["before"]
         progress.say(report_text.evaluation_line("before training", before))
         if (sandbox := algo.sandbox_stats()) is not None:
@@ -184,7 +184,9 @@ class Run:
         with stop.deferred(), progress.count("iteration", config.num_iterations, algo.iteration) as count:
             while algo.iteration < config.num_iterations and not stop.requested:
                 result = algo.train()
-                self.state.setdefault("first_update_s", time.time() - self.started)
+                if "first_update_s" not in self.state:
+                    self.state["first_update_s"] = time.time() - self.started
+                    self._save_state()
                 self.folder.append_result(result)
                 trackers.log(result)
                 count.advance(algo.iteration, report_text.iteration_figures(result))
@@ -192,9 +194,11 @@ class Run:
                     self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
         if stop.requested:
             self.folder.save_checkpoint(algo, config.num_checkpoints_to_keep)
-            self.folder.save_state({**self.state, "settings": self.settings})
             raise KeyboardInterrupt
         return "evaluation" in result
+
+    def _save_state(self) -> None:
+        self.folder.save_state(self.state)
 
     def _evaluate(self, algo: ToRL, progress: Progress) -> dict[str, Any]:
         with progress.stage("evaluating"):
@@ -239,6 +243,8 @@ class Run:
             "wall_s": time.time() - self.started,
             "peak_memory_mb": memory.peak_mb,
             "iterations": algo.iteration,
+            # The last checkpoint's, if there was a restore: sandbox, programs, memory and time are of what came after.
+            "restored_from_iteration": int(self.checkpoint.name) if self.checkpoint else None,
             "recipe": self.recipe,
             "settings": self.settings,
             "seed": self.config.seed,

@@ -85,9 +85,20 @@ class RunFolder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The contents of run.json; empty before a run has written it."""
+        """The contents of run.json; empty before a run has written it.
+
+        Raises:
+            ValueError: if it is not what a run writes.
+        """
         path = self.path / _RUN
-        return json.loads(path.read_text()) if path.exists() else {}
+        if not path.exists():
+            return {}
+        try:
+            state = json.loads(path.read_text())
+            _ = state["recipe"], state["settings"], state["seed"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not what a run writes ({type(error).__name__}: {error}).") from None
+        return state
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""

@@ -64,9 +64,12 @@ def main(argv: list[str] | None = None) -> int:
         from experiments.run import Run
 
         run = Run.prepare(arguments, started=_STARTED)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"{parser_name()}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Stopped before anything was started.", file=sys.stderr)
+        return 130
     try:
         run.execute()
     except KeyboardInterrupt:

@@ -86,7 +86,7 @@ class ToRL(Algorithm):
         iteration = self.iteration + 1
         start = time.perf_counter()
         if self._has_unsent_weights:  # a step before failed between its update and its sync
-            self._send_weights(self.policy_version + 1)
+            self._send_weights(self.policy_version)
         stream_state = self._stream.get_state()
         try:
             with self._timed("sample_s", ENV_RUNNER_SAMPLING_TIMER):

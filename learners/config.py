@@ -332,11 +332,11 @@ class ToRLConfig(AlgorithmConfig):
         Raises:
             ValueError: naming the setting, its value, the rule and what to do.
         """
-        if not isinstance(self.lr, float) or self.lr <= 0:
-            raise ValueError(f"`lr` must be a float > 0; schedules are not supported. Received {self.lr!r}.")
+        if not isinstance(self.lr, float) or not 0 < self.lr < float("inf"):
+            raise ValueError(f"`lr` must be a finite float > 0; schedules are not supported. Received {self.lr!r}.")
         super().validate()
-        check_choices(self)
         check_ranges(self)
+        check_choices(self)
         if not self.in_evaluation:
             check_has_effect(self)
 

@@ -1,5 +1,6 @@
 """What `ToRLConfig.validate` refuses: values out of range, and RLlib's settings that would silently do nothing here."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -22,7 +23,8 @@ _SMALLEST = {
     "num_iterations": 0,
     "checkpoint_interval": 1,
     "num_checkpoints_to_keep": 1,
-    "sandbox_memory_mb": 1,
+    "sandbox_memory_mb": 64,  # what the interpreter itself needs
+    "num_learners": 0,
 }
 # May also be None.
 _SMALLEST_IF_SET = {"engine_threads": 1, "learner_threads": 1, "sandbox_max_concurrent_runs": 1}
@@ -52,6 +54,10 @@ def check_choices(config: "ToRLConfig") -> None:
     """Raise ValueError for the first setting that is none of its choices, or does not go with another."""
     if not config.model_path:
         raise ValueError("`model` is missing. Name a Hugging Face folder or hub name in `.language_model(...)`.")
+    if _looks_like_a_path(config.model_path) and not Path(config.model_path).expanduser().is_dir():
+        raise ValueError(f"`model` is no folder: {config.model_path!r}. Name a Hugging Face folder or a hub name.")
+    if config.sandbox_app == "":
+        raise ValueError("`app` of the sandbox must be a name or None. Received ''.")
     if config.dtype not in _DTYPES:
         raise ValueError(f"`dtype` must be one of {_DTYPES}. Received {config.dtype!r}.")
     if config.dtype == "bfloat16" and config.num_learners < 1:
@@ -115,9 +121,19 @@ def check_ranges(config: "ToRLConfig") -> None:
             f"`clip_param_high` ({config.clip_param_high}) must be >= `clip_param` ({config.clip_param}), "
             f"or None to equal it."
         )
+    num_cpus = config.num_cpus_per_learner
+    if num_cpus != "auto" and not (isinstance(num_cpus, int | float) and num_cpus >= 0):
+        raise ValueError(f"`num_cpus_per_learner` must be 'auto' or a number >= 0. Received {num_cpus!r}.")
+    max_tool_calls = config.env_config.get("max_tool_calls", 0)
+    if not isinstance(max_tool_calls, int) or isinstance(max_tool_calls, bool) or max_tool_calls < 0:
+        raise ValueError(f"`max_tool_calls` must be an integer >= 0. Received {max_tool_calls!r}.")
     betas = config.adam_betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"`adam_betas` must be two numbers in [0, 1). Received {betas!r}.")
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~"))
 
 
 def check_has_effect(config: "ToRLConfig") -> None:

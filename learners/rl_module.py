@@ -142,6 +142,8 @@ class CausalLMModule(TorchRLModule):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, self.model_config["dtype"]))
         skeleton.generation_config = self.model.generation_config
         skeleton.save_pretrained(path, state_dict=weights)
+        for file in Path(path).glob("*.safetensors"):  # written for its owner alone, unlike all the rest
+            file.chmod((Path(path) / "config.json").stat().st_mode)
         AutoTokenizer.from_pretrained(self.model_config["tokenizer_path"]).save_pretrained(path)
 
 

@@ -105,6 +105,28 @@ def test_a_folder_has_one_writer_and_is_free_again_when_that_is_killed(tmp_path:
         folder.close()
 
 
+def test_a_restored_run_goes_on_to_the_iterations_it_was_begun_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    begun = launch.resolve(arguments("--storage-path", str(tmp_path / "run"), "--num-iterations", "7", "--seed", "3"))
+    folder.save_state(begun.state)
+    (tmp_path / "run" / "checkpoints" / "000002").mkdir(parents=True)
+    found = launch.resolve(arguments("--restore", str(tmp_path / "run")))
+    assert (found.config.num_iterations, found.config.seed) == (7, 3)
+    more = launch.resolve(arguments("--restore", str(tmp_path / "run"), "--num-iterations", "9", "--set", "lr=1e-4"))
+    assert more.config.num_iterations == more.state["num_iterations"] == 9
+    assert more.state["settings"] == ["lr=1e-4"]  # so that the next restore has it too
+    with pytest.raises(ValueError, match="has seed 3"):
+        launch.resolve(arguments("--restore", str(tmp_path / "run"), "--seed", "4"))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]"])
+def test_a_run_json_that_no_run_wrote_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    (tmp_path / "checkpoints" / "000002").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"run.json is not what a run writes"):
+        launch.resolve(arguments("--restore", str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -281,3 +281,51 @@ def test_a_state_of_other_problems_is_rejected() -> None:
     state = ProblemStream(ProblemSet(problems(7)), seed=5).get_state()
     with pytest.raises(ValueError, match="belongs to other problems"):
         ProblemStream(ProblemSet(problems(6)), seed=5).set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"question": "q", "answer": "1"}\n{"question": "caf\xe9", "answer": "1"}\n', r"line 2: not UTF-8"),
+        ('{"question": "q", "answer": "1"}'.encode("utf-16"), r"line 1: not UTF-8"),
+        (b'{"question": "q", "answer": ' + b"1" * 5000 + b"}", r"line 1: not JSON \\(Exceeds the limit"),
+        (b"[" * 100_000, r"line 1: not JSON"),
+        (b'{"question": "a\\ud800b", "answer": "1"}', r"line 1: field `question` has half of a surrogate pair"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        ProblemSet.load(path)
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "problems.parquet").write_bytes(b"not parquet")
+    with pytest.raises(ValueError, match=r"problems.parquet: no Parquet file"):
+        ProblemSet.load(tmp_path / "problems.parquet")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "q", "answer": "1"}')
+    assert ProblemSet.load(path)[0].question == "q"
+
+
+def test_the_answer_of_a_solution_as_in_gsm8k_stands_behind_its_mark(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    answers = ["She sold 48/2 = <<48/2=24>>24 clips.\n#### 72", "#7"]
+    path.write_text("".join(json.dumps({"question": f"q{i}", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    assert [problem.answer for problem in ProblemSet.load(path)] == ["72", "#7"]
+
+
+def test_a_set_of_which_nothing_can_be_graded_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"question": "q", "answer": "n/a"}\n')
+    with pytest.raises(ValueError, match=r"None of the 1 answers .*line 1: answer 'n/a': it stands for"):
+        ProblemSet.load(path)
+
+
+def test_something_else_than_problems_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"should hold torl_env.Problem, got 1"):
+        ProblemSet([1])  # type: ignore[list-item]

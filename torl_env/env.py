@@ -79,8 +79,8 @@ class MathToolEnv(gymnasium.Env[str, str]):
         Raises:
             ValueError: for a limit out of range or an unusable problem set.
         """
-        if max_tool_calls < 0:
-            raise ValueError(f"`max_tool_calls` ({max_tool_calls}) should be 0 or more.")
+        if not isinstance(max_tool_calls, int) or max_tool_calls < 0:
+            raise ValueError(f"`max_tool_calls` ({max_tool_calls!r}) should be an integer, 0 or more.")
         if not timeout_s > 0:
             raise ValueError(f"`timeout_s` ({timeout_s}) should be positive.")
         if max_text_chars < dialect.max_observation_chars + 10:  # the fence and line ends around an output

@@ -6,7 +6,8 @@ nested layout of ToRL and verl:
     {"data_source": s, "prompt": [{"role": "user", "content": q}], "reward_model": {"ground_truth": a},
      "extra_info": {"id": i}}
 
-Other layouts are mapped: `fields={"question": "task.text", "answer": "solution"}`, a dot going one level down.
+A solution that ends with "#### 72", as those of GSM8K do, has the answer 72. Other layouts are mapped:
+`fields={"question": "task.text", "answer": "solution"}`, a dot going one level down.
 """
 
 import json
@@ -40,15 +41,18 @@ def read_rows(source: str, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where}: not JSON ({error.msg}); expected one JSON object a line.") from None
+                # A byte-order mark is what some editors begin a file with.
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where}: not UTF-8 ({error.reason}); expected JSON Lines in UTF-8.") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where}: not JSON ({error}); expected one JSON object a line.") from None
             yield where, row
 
 
@@ -59,7 +63,11 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise ImportError(
             f"{path}: Parquet needs pyarrow; install it with the extra `datasets` (or `cpu`, `gpu`)."
         ) from None
-    with parquet.ParquetFile(path) as file:
+    try:
+        file = parquet.ParquetFile(path)
+    except ValueError as error:  # pyarrow's own are such
+        raise ValueError(f"{path}: no Parquet file ({error}).") from None
+    with file:
         number = 0
         for batch in file.iter_batches(_ROWS_AT_ONCE):  # never the whole file as Python objects
             for row in batch.to_pylist():
@@ -119,10 +127,15 @@ class RowReader:
         return {
             "id": _text(row, places.get("id", "id"), where, default=number, numbers=True) or number,
             "question": found,
-            "answer": _text(row, places.get("answer", "answer"), where, numbers=True),
+            "answer": _final(_text(row, places.get("answer", "answer"), where, numbers=True)),
             "source": _text(row, places.get("source", "source"), where, default=""),
             "kind": _text(row, places.get("kind", "kind"), where, default=""),
         }
+
+
+def _final(answer: str) -> str:
+    """Return what stands behind the last "####", with which the solutions of GSM8K end; all of it elsewhere."""
+    return answer.rpartition("####")[2].strip() if "####" in answer else answer
 
 
 def _last_user_message(prompt: Any, where: str) -> str:
@@ -148,4 +161,6 @@ def _text(row: Mapping[str, Any], field: str, where: str, default: str | None = 
     if not isinstance(value, str):
         got = "nothing" if field not in row and value is None else repr(value)
         raise ValueError(f"{where}: field `{field}` should be a string, got {got}.")
+    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError(f"{where}: field `{field}` has half of a surrogate pair, which is no character.")
     return value

@@ -72,6 +72,9 @@ class ProblemSet(Sequence[Problem]):
         self._fingerprint = ""
         if not self._problems:
             raise ValueError(f"Problem set `{name}` is empty; it needs at least one problem.")
+        for problem in self._problems:
+            if not isinstance(problem, Problem):
+                raise ValueError(f"Problem set `{name}` should hold torl_env.Problem, got {problem!r}.")
         seen: set[str] = set()
         for problem in self._problems:
             if problem.id in seen:
@@ -113,6 +116,9 @@ class ProblemSet(Sequence[Problem]):
                 left_out.append(LeftOut(where, f"answer {values['answer'][:80]!r}: {reason}"))
             else:
                 problems.append(Problem(**values))
+        if left_out and not problems:
+            reasons = "; ".join(f"{row.where}: {row.reason}" for row in left_out[:3])
+            raise ValueError(f"None of the {len(left_out)} answers of {source} can be graded: {reasons}.")
         loaded = cls(problems, name=Path(source).stem, left_out=left_out)
         loaded.report()
         return loaded

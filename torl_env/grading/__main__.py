@@ -17,11 +17,15 @@ from torl_env.grading import Verdict, grade
 
 
 def report(lines: list[str]) -> dict[str, Any]:
-    """Return the counts, the times in milliseconds and the disagreements of JSON lines of cases."""
+    """Return the counts, the times in milliseconds and the disagreements of JSON lines of cases.
+
+    Raises:
+        ValueError: naming the line that is no case.
+    """
     times_ms, disagreements = [], []
+    cases = [_case(line, number) for number, line in enumerate(lines, start=1) if line.strip()]
     grade("x + 1", "\\boxed{y + 1}")  # starts a worker, which is no case's time
-    for line in lines:
-        case = json.loads(line)
+    for case in cases:
         start = time.perf_counter()
         graded = grade(case["gold"], case.get("prediction") or "", require_box=False)
         times_ms.append((time.perf_counter() - start) * 1000)
@@ -31,8 +35,8 @@ def report(lines: list[str]) -> dict[str, Any]:
     times_ms.sort()
     verdicts = [(entry["expected"], entry["verdict"]) for entry in disagreements]
     return {
-        "cases": len(lines),
-        "agree": len(lines) - len(disagreements),
+        "cases": len(cases),
+        "agree": len(cases) - len(disagreements),
         "false_positives": verdicts.count((False, "correct")),
         "false_negatives": verdicts.count((True, "incorrect")),
         "unknown": sum(verdict == "unknown" for _, verdict in verdicts),
@@ -42,13 +46,32 @@ def report(lines: list[str]) -> dict[str, Any]:
     }
 
 
+def _case(line: str, number: int) -> dict[str, Any]:
+    try:
+        case = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: not JSON ({error}); expected one JSON object a line.") from None
+    if (
+        not isinstance(case, dict)
+        or not isinstance(case.get("gold"), str)
+        or not isinstance(case.get("expected"), bool)
+    ):
+        raise ValueError(
+            f'line {number}: expected {{"gold": text, "expected": true or false, ...}}, got {line[:80]!r}.'
+        )
+    return case
+
+
 def main() -> None:
     """Read the arguments, print the report."""
     parser = argparse.ArgumentParser(prog="python -m torl_env.grading", description="Grade a file of cases.")
     parser.add_argument("file", type=Path, help="JSON Lines with id, gold, prediction, expected")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    found = report([line for line in arguments.file.read_text(encoding="utf-8").splitlines() if line.strip()])
+    try:
+        found = report(arguments.file.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        parser.error(f"{arguments.file}: {error}")
     if arguments.json:
         print(json.dumps(found, ensure_ascii=False))
         return
