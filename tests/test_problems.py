@@ -288,7 +288,7 @@ def test_a_state_of_other_problems_is_rejected() -> None:
     [
         (b'{"question": "q", "answer": "1"}\n{"question": "caf\xe9", "answer": "1"}\n', r"line 2: not UTF-8"),
         ('{"question": "q", "answer": "1"}'.encode("utf-16"), r"line 1: not UTF-8"),
-        (b'{"question": "q", "answer": ' + b"1" * 5000 + b"}", r"line 1: not JSON \\(Exceeds the limit"),
+        (b'{"question": "q", "answer": ' + b"1" * 5000 + b"}", r"line 1: not JSON \(Exceeds the limit"),
         (b"[" * 100_000, r"line 1: not JSON"),
         (b'{"question": "a\\ud800b", "answer": "1"}', r"line 1: field `question` has half of a surrogate pair"),
     ],
