@@ -1,154 +1,15 @@
-"""The report in a real browser (Debian's Chromium): its controls clicked on a report of a real run, and a hostile one.
-
-`tests/report_run` is a real quickstart and its no-tool twin; its README says how they were made.
-"""
+"""The report in a real browser: its controls clicked on a report of a real run, a hostile episode, many episodes."""
 
 import json
-import os
-import shutil
 import time
 
 import pytest
 
 from experiments.report import write_report
-from tests.reports import PROMPT, ROOT, TOKENIZER, record, result_row, write_run
+from tests.report_browser import lines_of, needs_chromium, plotted, wait_until
+from tests.reports import PROMPT, record, result_row, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="no Chromium: apt-get install chromium"
-)
-RUN = ROOT / "tests" / "report_run"
-GROUP = "quickstart kl_coeff=0 measure_kl=true"
-READY = "html[data-ready]"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        assert CHROMIUM is not None, "Chromium is missing: apt-get install chromium"
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    for run in ("quickstart", "quickstart_no_tool"):
-        shutil.copytree(RUN / run, folder / run)
-        shutil.copy(TOKENIZER, folder / run)
-    path, *_ = write_report([folder / "quickstart", folder / "quickstart_no_tool"])
-    return path
-
-
-@pytest.fixture
-def open_page(browser):
-    contexts = []
-
-    def opened(path, fragment="", width=1280, **settings):
-        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.faults = []
-        page.on("pageerror", lambda error: page.faults.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and page.faults.append(message.text))
-        page.on("request", lambda request: request.url.startswith("http") and page.faults.append(request.url))
-        page.goto(f"file://{path}{fragment}")
-        page.wait_for_selector(READY)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-
-
-def wait_until(page, expression):
-    """Wait for a condition; Playwright's own `wait_for_function` evaluates text in the page, which its policy bars."""
-    for _ in range(400):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"In 20 s it never came to: {expression}")
-
-
-def lines_of(run, file="result.json"):
-    return [json.loads(line) for line in (RUN / run / file).read_text().splitlines()]
-
-
-def plotted(page, figure):
-    """Return {name: {x: y}} of what Plotly drew."""
-    page.locator(f"#plot-{figure}").scroll_into_view_if_needed()
-    page.wait_for_selector(f"#plot-{figure} .main-svg")
-    read = "plot => plot.data.map(t => [t.name, [...t.x], [...t.y]])"
-    return {name: dict(zip(x, y, strict=True)) for name, x, y in page.locator(f"#plot-{figure}").evaluate(read) if x[0]}
-
-
-@pytest.mark.parametrize(
-    ("figure", "trace", "read"),
-    [
-        ("accuracy", "sampled", lambda row: row["env_runners"]["accuracy"]),
-        ("reward", "sampled", lambda row: row["env_runners"]["reward_mean"]),
-        ("code_ratio", "sampled", lambda row: row["env_runners"]["code_ratio"]),
-        ("pass_ratio", "all", lambda row: row["env_runners"]["pass_ratio"]),
-        ("pass_ratio", "correct", lambda row: row["env_runners"]["pass_ratio_correct"]),
-        ("pass_ratio", "incorrect", lambda row: row["env_runners"]["pass_ratio_incorrect"]),
-        ("block_ratios", "executed", lambda row: row["env_runners"]["executed_code_ratio"]),
-        ("block_ratios", "before the answer", lambda row: row["env_runners"]["before_answer_code_ratio"]),
-        ("tool_calls", "", lambda row: row["env_runners"]["tool_calls_mean"]),
-        ("response_length", "mean", lambda row: row["env_runners"]["response_tokens_mean"]),
-        ("response_length", "longest", lambda row: row["env_runners"]["response_tokens_max"]),
-        ("cut_off", "truncated", lambda row: row["env_runners"]["truncated_ratio"]),
-        ("cut_off", "left out", lambda row: row["env_runners"]["excluded_ratio"]),
-        ("kl", "", lambda row: row["learners"]["default_policy"]["kl"]),
-        ("entropy", "", lambda row: row["learners"]["default_policy"]["entropy"]),
-        ("grad_norm", "", lambda row: row["learners"]["default_policy"]["grad_norm"]),
-        ("logp_diff_max", "", lambda row: row["learners"]["default_policy"]["logp_diff_max"]),
-        ("step_s", "", lambda row: sum(row["timings"].values())),
-        ("waits", "for programs", lambda row: row["env_runners"]["tool_wait_s_sum"]),
-        ("waits", "for grading", lambda row: row["env_runners"]["grade_s_sum"]),
-        ("tokens_per_s", "", lambda row: row["env_runners"]["response_tokens_per_s"]),
-        ("program_s", "p50", lambda row: row["env_runners"]["run_s_p50"]),
-        ("program_s", "p99", lambda row: row["env_runners"]["run_s_p99"]),
-        ("queue_s", "p50", lambda row: row["env_runners"]["queue_s_p50"]),
-        ("queue_s", "p99", lambda row: row["env_runners"]["queue_s_p99"]),
-    ],
-)
-def test_a_curve_shows_the_raw_metric(curves_page, figure, trace, read):
-    drawn = plotted(curves_page, figure)[" · ".join(filter(None, [GROUP, trace]))]
-    for row in lines_of("quickstart")[:3]:
-        value, iteration = read(row), row["training_iteration"]
-        assert drawn.get(iteration) == (None if value is None else pytest.approx(value, rel=1e-12))
-
-
-@pytest.fixture(scope="module")
-def curves_page(browser, report):
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.goto(f"file://{report}")
-    page.wait_for_selector(READY)
-    yield page
-    context.close()
-
-
-def test_the_parts_of_a_step_are_bars_of_means(curves_page):
-    plot = curves_page.locator("#plot-step_parts")
-    plot.scroll_into_view_if_needed()
-    curves_page.wait_for_selector("#plot-step_parts .main-svg")
-    bars = plot.evaluate("plot => plot.data.map(t => t.x.reduce((sum, x) => sum + x, 0))")
-    steps = [sum(row["timings"].values()) for run in ("quickstart", "quickstart_no_tool") for row in lines_of(run)[1:]]
-    assert sum(bars) == pytest.approx(sum(steps) / 19)  # each run's mean over all iterations but the first
-
-
-def test_smoothing_is_a_mean_over_the_iterations_before(report, open_page):
-    page = open_page(report)
-    page.select_option("#smooth", "3")
-    accuracies = [row["env_runners"]["accuracy"] for row in lines_of("quickstart")]
-    assert plotted(page, "accuracy")[f"{GROUP} · sampled"][4] == pytest.approx(sum(accuracies[1:4]) / 3)
-    assert page.locator("#smooth option:checked").inner_text() == "mean of 3 iterations, back from each"
-    assert page.faults == []
+pytestmark = needs_chromium
 
 
 def test_a_point_leads_to_its_episodes_and_back(report, open_page):
