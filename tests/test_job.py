@@ -55,6 +55,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
             "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
+            "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONUNBUFFERED": "1",  # into a pipe `ray job submit` would pass the log on when the job has ended
         }
         if token:
@@ -70,8 +71,11 @@ class Cluster:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 120
-        while self.ray("job", "list").returncode:
+
+    def wait_until_up(self) -> None:
+        deadline = time.monotonic() + 240
+        # Listing jobs works before there is an agent that takes one.
+        while self.ray("job", "submit", "--", "true").returncode:
             assert time.monotonic() < deadline and self.process.poll() is None, (self.home / "head.log").read_text()
 
     def ray(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -118,8 +122,11 @@ def free_ports(number: int) -> list[int]:
 @pytest.fixture(params=[True, False], ids=["token", "no-token"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     found = Cluster(token=request.param)
-    yield found
-    found.close()
+    try:
+        found.wait_until_up()
+        yield found
+    finally:
+        found.close()
 
 
 def episodes(folder: Path) -> list[dict[str, Any]]:
@@ -145,11 +152,13 @@ def test_a_killed_job_goes_on_exactly_when_its_command_is_submitted_again(cluste
     killed = cluster.submit()
     output = ""
     assert killed.stdout is not None
-    for line in killed.stdout:
+    while not re.search(r"^iteration +3/", output, re.MULTILINE):
+        line = killed.stdout.readline()
+        assert line, output
         output += line
-        if re.match(r"iteration +3/", line):
-            folder = Path(re.findall(r"run folder (.*)", output)[0])
-            os.kill(int((folder / "run.lock").read_text().split()[1]), signal.SIGKILL)
+    folder = Path(re.findall(r"run folder (.*)", output)[0])
+    os.kill(int((folder / "run.lock").read_text().split()[1]), signal.SIGKILL)
+    output += killed.stdout.read()
     assert killed.wait() != 0 and "iteration    3/" in output and "iteration    8/" not in output, output
     assert not re.search(r"^(iteration|\[).*\x1b", output, re.MULTILINE)  # plain lines, no control codes
     assert folder.parent == cluster.home / "torl-runs"
