@@ -109,7 +109,7 @@ def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_r
     assert "Traceback" not in first.stdout + first.stderr
     rows = trials(folder)
     assert (rows["broken"]["status"], rows["tiny_base"]["status"]) == ("failed", "done")
-    assert "Traceback" in Path(rows["broken"]["folder"], "error.txt").read_text()
+    assert "safetensor" in Path(rows["broken"]["folder"], "error.txt").read_text().lower()  # what was wrong with it
     # Both share the sandbox; programs still ran in the second iteration, long after the first trial had failed.
     results = [
         json.loads(line) for line in (Path(rows["tiny_base"]["folder"]) / "result.json").read_text().splitlines()
