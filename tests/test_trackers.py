@@ -41,6 +41,9 @@ EXPECTED = [
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    # MLflow puts its address into the environment, where later tests' processes would find it: undone with the fixture.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
 
 
 def log(folder: Path, rows: list[dict[str, Any]], wandb: str | None = None, mlflow: str | None = None) -> None:
