@@ -37,7 +37,7 @@ EXPECTED = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -73,7 +73,7 @@ def test_tensorboard_always_has_the_figures(tmp_path: Path) -> None:
         assert read == [(i + 1, pytest.approx(row[name])) for i, row in enumerate(EXPECTED)]
 
 
-def test_wandb_has_the_figures_offline(tmp_path: Path, offline: None) -> None:
+def test_wandb_has_the_figures_offline(tmp_path: Path) -> None:
     log(tmp_path, ROWS, wandb="a-project")
     read = read_history(tmp_path)
     assert [row["_step"] for row in read] == [1, 2, 3]
@@ -122,7 +122,7 @@ def a_trial(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_every_trial_of_a_sweep_is_a_run_of_its_own(tmp_path: Path, offline: None) -> None:
+def test_every_trial_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
     import mlflow
 
     folder = tmp_path / "sweep"
