@@ -12,6 +12,7 @@ import ray
 
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
 
+_GONE_S = 30.0
 _CHATTY_LOGGERS = (
     "ray.serve",
     "ray.rllib.algorithms.algorithm_config",
@@ -51,7 +52,7 @@ def ray_session(address: str | None) -> Iterator[None]:
     """Have Ray for the block.
 
     A run starts a Ray of its own, whatever else runs on the machine, and joins a cluster only where `address` names
-    one or inside a submitted job. What it started it stops.
+    one or inside a submitted job. What it started it stops, and waits until it is gone.
 
     Args:
         address: as in `ray.init`, or None.
@@ -72,7 +73,16 @@ def ray_session(address: str | None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, on_sigterm)
         yield
     finally:
+        started = _ray_processes()
         ray.shutdown()
+        # Workers that are killed with gigabytes of memory go on for a moment, a long one on a busy machine.
+        psutil.wait_procs(started, timeout=_GONE_S)
+
+
+def _ray_processes() -> list[psutil.Process]:
+    """Return the raylet that this process started, if it did, and all that it started in turn."""
+    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    return [process for raylet in raylets for process in (raylet, *raylet.children(recursive=True))]
 
 
 class PeakMemory:

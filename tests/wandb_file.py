@@ -16,7 +16,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     """Return what was logged, one dict per step, of the only run in W&B's folder."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    [path] = {path.resolve() for path in folder.rglob("*.wandb")}  # `latest-run` is a link to the run's folder
+    [path] = folder.rglob("offline-run-*/*.wandb")  # `latest-run` is a link to that folder, and in Tune's a copy
     rows = []
     for raw in _records(path.read_bytes()):
         record = Record()
