@@ -112,7 +112,9 @@ def tune_callbacks(folder: Path, wandb: str | None, mlflow: str | None) -> "list
     if wandb is not None:
         from ray.air.integrations.wandb import WandbLoggerCallback
 
-        callbacks.append(WandbLoggerCallback(project=wandb, group=folder.name))
+        # Its default is a temporary folder of the driver's, from where Tune copies all but the last trial's files.
+        folder.mkdir(parents=True, exist_ok=True)
+        callbacks.append(WandbLoggerCallback(project=wandb, group=folder.name, dir=str(folder)))
     if mlflow is not None:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 

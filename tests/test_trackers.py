@@ -139,7 +139,7 @@ def test_every_trial_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
             ),
         ).fit()
         assert trials.num_errors == 0
-        wandb = sorted(row["accuracy"] for trial in trials for row in read_history(Path(trial.path)))
+        wandb = sorted(row["accuracy"] for row in read_history(folder))
     finally:
         ray.shutdown()
     expected = [0.5, 1.0, 1.5, 2.0, 4.0, 6.0]

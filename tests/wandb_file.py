@@ -13,12 +13,12 @@ _LAST_PARTS = (1, 4)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Return what was logged, one dict per step, of the only run in W&B's folder."""
+    """Return what was logged, one dict per step, run by run of a folder."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    [path] = folder.rglob("offline-run-*/*.wandb")  # `latest-run` is a link to that folder, and in Tune's a copy
+    runs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     rows = []
-    for raw in _records(path.read_bytes()):
+    for raw in (raw for path in runs for raw in _records(path.read_bytes())):
         record = Record()
         record.ParseFromString(raw)
         if record.WhichOneof("record_type") == "history":
