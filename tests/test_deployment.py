@@ -163,7 +163,7 @@ def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
 
     # 0 + 1 + ... + 49 = 1225
     assert (
-        ray.get(ray.remote(num_cpus=0)(Caller).remote().call.remote(ServeSandbox(application), 50), timeout=60) == 1225
+        ray.get(ray.remote(num_cpus=0)(Caller).remote().call.remote(ServeSandbox(application), 50), timeout=150) == 1225
     )
 
 
