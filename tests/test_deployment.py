@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -12,6 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.ports import free_ports
 from torl_env import ExecutionResult, Status
 from torl_env.sandbox import deployment
 from torl_env.sandbox.deployment import (
@@ -28,9 +28,7 @@ from torl_env.sandbox.stats import SandboxStats
 
 T = TypeVar("T")
 NAME = "sandbox-under-test"
-with socket.socket() as _probe:
-    _probe.bind(("127.0.0.1", 0))
-    HTTP_PORT = _probe.getsockname()[1]
+(HTTP_PORT,) = free_ports(1)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -109,14 +110,6 @@ class Cluster:
         self.process.wait()
         self._log.close()
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 @pytest.fixture(params=[True, False], ids=["token", "no-token"])
