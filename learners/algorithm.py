@@ -85,8 +85,6 @@ class ToRL(Algorithm):
         """
         iteration = self.iteration + 1
         start = time.perf_counter()
-        if self._has_unsent_weights:  # a step before failed between its update and its sync
-            self._send_weights(self.policy_version)
         stream_state = self._stream.get_state()
         try:
             with self._timed("sample_s", ENV_RUNNER_SAMPLING_TIMER):
@@ -145,22 +143,22 @@ class ToRL(Algorithm):
         Returns:
             `{"env_runners": {...}}` with the figures of `learners.metrics.episode_metrics`.
         """
-        # `policy_version` counts the iterations done; RLlib, evaluating on an interval, has yet to count the last.
         make_callback("on_evaluate_start", self.callbacks, kwargs={"algorithm": self, "metrics_logger": self.metrics})
+        # `policy_version` counts the iterations done; RLlib, evaluating on an interval, has yet to count the last.
+        iteration = self.policy_version
         batch = self.sample_batch(
             self._evaluation_problems[: self.config.evaluation_duration],
             group_size=1,
             temperature=0.0,
-            iteration=self.policy_version,
+            iteration=iteration,
         )
         self.last_evaluation = batch
         figures = episode_metrics(batch.records)
         standard = {NUM_EPISODES: len(batch.records), EPISODE_RETURN_MEAN: figures["reward_mean"]}
         results = {ENV_RUNNER_RESULTS: {**figures, **batch.metrics, **standard}}
-        lines = batch.lines(
-            iteration=self.policy_version, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION
+        self._record(
+            batch.lines(iteration=iteration, split="evaluation", max_episodes=records.MAX_EPISODES_PER_EVALUATION)
         )
-        self._record(lines)
         make_callback(
             "on_evaluate_end",
             self.callbacks,
@@ -183,6 +181,8 @@ class ToRL(Algorithm):
             RuntimeError: with the runner's traceback, if one failed; if one is gone; if one sampled with other weights
                 than the learners' last ones.
         """
+        if self._has_unsent_weights:  # a step before failed between its update and its sync
+            self._send_weights(self.policy_version)
         runner_ids = self.env_runner_group.healthy_env_runner_ids()
         if len(runner_ids) < self.config.num_env_runners:
             raise RuntimeError(
@@ -253,7 +253,8 @@ class ToRL(Algorithm):
         )
 
     def _record(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append to the records; with the first goes the tokenizer, once a run."""
+        """Append to the records; behind the first goes the tokenizer, once a run."""
+        records.append(self._record_dir, lines)
         tokenizer = self._record_dir / records.TOKENIZER_NAME
         if not tokenizer.exists():
             runner_id = self.env_runner_group.healthy_env_runner_ids()[0]
@@ -262,7 +263,6 @@ class ToRL(Algorithm):
             )
             if text is not None:
                 tokenizer.write_text(text, encoding="utf-8")
-        records.append(self._record_dir, lines)
 
     @property
     def _record_dir(self) -> Path:

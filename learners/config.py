@@ -155,11 +155,9 @@ class ToRLConfig(AlgorithmConfig):
             if (path := getattr(self, name)) and Path(path).is_dir():
                 setattr(self, name, str(Path(path).absolute()))
         self.env_config = _with_absolute_problems(self.env_config)
-        if evaluation := self.evaluation_config:
-            changed = (
-                {"env_config": _with_absolute_problems(evaluation["env_config"])} if "env_config" in evaluation else {}
-            )
-            self.evaluation_config = {**evaluation, **changed}
+        evaluation = self.evaluation_config or {}
+        if "env_config" in evaluation:
+            self.evaluation_config = {**evaluation, "env_config": _with_absolute_problems(evaluation["env_config"])}
         return self
 
     def sampling(
@@ -181,8 +179,8 @@ class ToRLConfig(AlgorithmConfig):
             max_prompt_tokens: Longer prompts are left out and counted.
             max_response_tokens: Tokens after the prompt, tool output included; the episode is truncated there.
             engine_kwargs: Passed to vLLM's `EngineArgs` as they are.
-            engine_threads: CPU threads of one engine; default: the machine's cores divided by
-                the number of all runners.
+            engine_threads: CPU threads of one engine; default: the machine's cores divided by the number of all
+                runners.
 
         Raises:
             ValueError: on `top_p`, `top_k` or `min_p`.

@@ -32,8 +32,7 @@ _NOT_NEGATIVE = ("kl_coeff", "entropy_coeff", "weight_decay")
 _POSITIVE = ("temperature", "clip_param", "lora_alpha", "sandbox_timeout_s")
 _POSITIVE_IF_SET = ("grad_clip", "logp_diff_limit")
 
-# RLlib's settings that nothing here reads, and what takes their place. Refused unless they have RLlib's
-# own default.
+# RLlib's settings that nothing here reads, and what takes their place: refused unless they have RLlib's own default.
 _WITHOUT_EFFECT = {
     "num_epochs": "a batch is used once; several optimizer steps come from a smaller `minibatch_size`",
     "shuffle_batch_per_epoch": "rows are shuffled into mini-batches as it is",
@@ -142,6 +141,11 @@ def check_has_effect(config: "ToRLConfig") -> None:
     for name, instead in _WITHOUT_EFFECT.items():
         if getattr(config, name) != getattr(defaults, name):
             raise ValueError(f"`{name.lstrip('_')}` has no effect here: {instead}. Received {getattr(config, name)!r}.")
+    if config.sample_timeout_s is not None:
+        raise ValueError(
+            f"`sample_timeout_s` must be None: a step waits for its samplers, whose failures come back as errors. "
+            f"Received {config.sample_timeout_s!r}."
+        )
     if "timeout_s" in config.env_config:
         raise ValueError(
             "`timeout_s` in `env_config` has no effect here: the sampler runs the programs. Set "

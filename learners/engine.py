@@ -138,7 +138,7 @@ class Engine:
                 if self._running and not self._paused:
                     self._step()
         except BaseException:
-            # Whatever it was, somebody waits for an answer that only this thread can give.
+            # A step, or what else it was: somebody waits for an answer that only this thread can give.
             self._fail(f"The engine's thread failed:\n{traceback.format_exc()}")
         self._fail("The engine was stopped.")
         with self._closing:
@@ -166,9 +166,6 @@ class Engine:
         start = time.perf_counter()
         try:
             finished = self._backend.step()
-        except Exception:
-            self._fail(f"An engine step failed:\n{traceback.format_exc()}")
-            return
         finally:
             self._busy_s += time.perf_counter() - start
             self._num_steps += 1

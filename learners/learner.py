@@ -50,7 +50,9 @@ class LLMLearner(TorchLearner):
         """
         config = self.config
         transformers_logging.disable_progress_bar()
-        torch.set_num_threads(config.learner_threads or max(1, _num_cores() // max(1, config.num_learners)))
+        torch.set_num_threads(
+            config.learner_threads or max(1, len(os.sched_getaffinity(0)) // max(1, config.num_learners))
+        )
         self._mesh = fsdp.make_mesh(get_device(config, config.num_gpus_per_learner))
         if self._mesh is None and config.dtype == "bfloat16":
             raise ValueError(
@@ -267,7 +269,3 @@ def _fetch(minibatches: Sequence[MiniBatch]) -> dict[int, TokenEpisode]:
                 f"object store has {found[0]} and {found[1]}: record and tokens are not of the same episode."
             )
     return episodes
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))

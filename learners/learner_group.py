@@ -19,8 +19,6 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from learners.batching import RowRef, plan_update
 from learners.update_figures import UpdateResult
 
-__all__ = ["LLMLearnerGroup", "RowRef", "UpdateResult"]
-
 logger = logging.getLogger(__name__)
 
 # After one learner failed the others get this long to fail or finish too; one that still runs waits in a collective for

@@ -55,7 +55,7 @@ def is_recorded(iteration: int) -> bool:
 
 def episode_line(
     record: EpisodeRecord,
-    tokens: TokenEpisode | None,
+    tokens: TokenEpisode,
     *,
     iteration: int,
     split: str,
@@ -67,7 +67,7 @@ def episode_line(
 
     Args:
         record: what the driver knows.
-        tokens: its token arrays; None for an episode that has none (the prompt was too long, say).
+        tokens: its token arrays.
         iteration: see above.
         split: see above.
         answer: the gold answer.
@@ -83,9 +83,9 @@ def episode_line(
         "group_id": record.group_id,
         "sample_index": record.sample_index,
         "turns": [list(turn) for turn in record.turns],
-        "token_ids": [] if tokens is None else tokens.token_ids.tolist(),
-        "loss_mask": [] if tokens is None else tokens.loss_mask.astype(int).tolist(),
-        "action_logp": [] if tokens is None else _rounded(tokens.action_logp[tokens.loss_mask]),
+        "token_ids": tokens.token_ids.tolist(),
+        "loss_mask": tokens.loss_mask.astype(int).tolist(),
+        "action_logp": _rounded(tokens.action_logp[tokens.loss_mask]),
         "logp": None if logp is None else _rounded(logp),
         "advantage": None if advantage is None else round(float(advantage), 6),
         "reward": record.reward,

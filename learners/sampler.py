@@ -117,6 +117,9 @@ class Sampler:
         make_env: Makes one env; as many are made as episodes run at once, and kept.
         config: Limits and seed.
 
+    Attributes:
+        tokenizer: See above.
+
     Raises:
         ValueError: if the env has no `begin` and `finish`.
     """

@@ -190,6 +190,9 @@ def test_a_step_that_fails_after_its_update_is_followed_by_one_with_the_new_weig
         patch.setattr(algo._weight_sync, "sync", fail)
         with pytest.raises(RuntimeError, match="network is gone"):
             algo.train()
+        # An evaluation too would be of the weights before, under the learner's name.
+        with pytest.raises(RuntimeError, match="network is gone"):
+            algo.evaluate()
     assert learner_figures(algo.train())["logp_diff_max"] <= 1e-4
 
 

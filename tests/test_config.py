@@ -94,6 +94,7 @@ def test_an_invalid_setting_is_refused_by_name_and_value(name: str, value: objec
     [
         ("num_epochs", 4, "`num_epochs` has no effect here.*`minibatch_size`. Received 4"),
         ("_train_batch_size_per_learner", 64, "`train_batch_size_per_learner` has no effect.*num_problems_per_step"),
+        ("sample_timeout_s", 60.0, "`sample_timeout_s` must be None.*Received 60.0"),
         ("gamma", 0.9, "`gamma` has no effect here"),
         ("min_time_s_per_iteration", 5, "`min_time_s_per_iteration` has no effect here"),
         ("evaluation_duration_unit", "timesteps", "`evaluation_duration_unit` has no effect here"),

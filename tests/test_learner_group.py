@@ -14,10 +14,10 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_
 from transformers import AutoModelForCausalLM
 
 from learners import fsdp, learner_group
-from learners.batching import MiniBatch, plan_update
+from learners.batching import MiniBatch, RowRef, plan_update
 from learners.episodes import TokenEpisode
 from learners.learner import LLMLearner
-from learners.learner_group import LLMLearnerGroup, RowRef
+from learners.learner_group import LLMLearnerGroup
 from learners.update_figures import UpdateFigures
 from tests.rows import SPACE, learner_config, make_policy, random_episodes, row_refs
 from tests.tiny_model import make_tiny_model

@@ -37,11 +37,6 @@ def test_a_line_holds_tokens_masks_and_both_logps() -> None:
     assert line["turns"] == [["prompt", "Q"], ["response", r"\boxed{1}"]]
 
 
-def test_an_episode_without_tokens_is_recorded_too() -> None:
-    line = records.episode_line(record(stop_reason="prompt_too_long"), None, iteration=1, split="train", answer="1")
-    assert line["token_ids"] == [] and line["logp"] is None and line["stop_reason"] == "prompt_too_long"
-
-
 @pytest.mark.parametrize(
     ("iteration", "recorded"), [(1, True), (100, True), (101, False), (110, True), (1010, False), (1100, True)]
 )
