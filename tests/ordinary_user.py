@@ -3,9 +3,14 @@
 import os
 import sys
 
+import pytest
+
 from torl_env.sandbox import kernel
 
 _USER_ID = 12345
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="not root: the same test without a change of user runs as an ordinary user already"
+)
 
 
 def as_ordinary_user(command: list[str]) -> list[str]:

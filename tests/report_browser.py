@@ -13,9 +13,8 @@ from experiments.report import write_report
 from tests.reports import ROOT, TOKENIZER
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="no Chromium: apt-get install chromium"
-)
+MISSING = "no chromium, chromium-browser or google-chrome on the PATH; on Debian, `apt-get install chromium`"
+needs_chromium = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason=MISSING)
 RUN = ROOT / "tests" / "report_run"
 READY = "html[data-ready]"
 
@@ -25,7 +24,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        assert CHROMIUM is not None, "Chromium is missing: apt-get install chromium"
+        assert CHROMIUM is not None, MISSING
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import ray
 
+from tests.shared_files import GRADING_CASES, needs_shared_files
 from torl_env import Problem, Reward, Verdict, grade
 from torl_env.grading import extract_answer, grade_async, grade_batch, grading_failures
 from torl_env.grading.__main__ import report
 from torl_env.grading.workers import GradingWorkers
 
-CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "grading_cases.jsonl"
 HANG = ("\\sqrt{5}", "\\sum_{k=1}^{9999999}\\frac{1}{k}")  # no power, no factorial: not for the size gate
 
 
@@ -151,7 +152,6 @@ class _Grader:
 
 
 def test_a_ray_actor_grades() -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not part of the environment alone")
     ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, ignore_reinit_error=True)
     try:
         grader = ray.remote(num_cpus=0)(_Grader).remote()
@@ -259,10 +259,10 @@ def test_the_command_prints_one_object(tmp_path: Path) -> None:
     assert found == {"cases": 6, "agree": 3, "false_positives": 1, "false_negatives": 1, "unknown": 1}
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the shared grading cases are not part of the repository")
+@needs_shared_files
 def test_public_cases_agree_with_their_mathematical_verdicts() -> None:
     threads = threading.active_count()
-    found = report(CASES.read_text(encoding="utf-8").splitlines())
+    found = report(GRADING_CASES.read_text(encoding="utf-8").splitlines())
     print({key: value for key, value in found.items() if key != "disagreements"})
     assert found["cases"] == 467
     assert found["agree"] >= 0.97 * found["cases"]

@@ -1,14 +1,13 @@
 """The evaluation sets' golds: each is correct against itself, and against the next row's only where they are equal."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
+from tests.shared_files import DATA, needs_shared_files
 from torl_env import ProblemSet, Verdict
 from torl_env.grading import grade_batch
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 EQUAL_NEIGHBOURS = {
     "math500": [("5", "x=5"), ("7", "7"), ("3", "3")],
     "olympiadbench": [("5", "5"), ("67", "67"), ("3", "3"), ("3", "3")],
@@ -18,7 +17,7 @@ EQUAL_NEIGHBOURS = {
 }
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data sets are not part of the repository")
+@needs_shared_files
 @pytest.mark.parametrize(("name", "neighbours"), EQUAL_NEIGHBOURS.items())
 def test_golds_equal_themselves_and_only_equal_neighbours(name: str, neighbours: list[tuple[str, str]]) -> None:
     golds = [problem.answer for problem in ProblemSet.load(DATA / f"{name}.jsonl")]

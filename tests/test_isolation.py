@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.ordinary_user import as_ordinary_user
+from tests.ordinary_user import as_ordinary_user, as_root
+from tests.shared_files import SANDBOX_CASES, needs_shared_files
 from torl_env import LocalSandbox, Status
 from torl_env.sandbox import seccomp
 from torl_env.sandbox.blocking import run_blocking
 from torl_env.sandbox.process import IsolationError, Zygote
 from torl_env.sandbox.types import Tier
 
-CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
 README = Path(__file__).parents[1] / "README.md"
-CHECK = [sys.executable, "-m", "torl_env.sandbox.check", str(CASES), "--num-at-once", "8"]
+CHECK = [sys.executable, "-m", "torl_env.sandbox.check", str(SANDBOX_CASES), "--num-at-once", "8"]
 # A file system's total size and hidden paths are beyond Landlock; everything else is not.
 BEYOND_FALLBACK = {"fs-22", "fs-29"}
 STAT = ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_ctime_ns", "st_nlink")
@@ -241,14 +241,12 @@ def test_an_unknown_architecture_is_refused() -> None:
         seccomp.build_filter(allow_subprocess=False, machine="riscv64")
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the shared sandbox cases are not part of the repository")
+@needs_shared_files
 @pytest.mark.parametrize("tier", ["strict", pytest.param("fallback", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("user", ["caller", "ordinary user"])
+@pytest.mark.parametrize("user", ["caller", pytest.param("ordinary user", marks=as_root)])
 async def test_all_public_cases_end_as_expected(tier: str, user: str) -> None:
     command = [*CHECK, "--tier", tier]
     if user == "ordinary user":
-        if os.geteuid() != 0:
-            pytest.skip("the caller is an ordinary user")
         command = as_ordinary_user(command)
     process = await asyncio.create_subprocess_exec(
         *command, cwd=Path(__file__).parents[1], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -261,7 +259,7 @@ async def test_all_public_cases_end_as_expected(tier: str, user: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="the caller is an ordinary user")
+@as_root
 def test_an_ordinary_users_programs_can_do_no_more_than_roots() -> None:
     others = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not public_cases"]
     command = as_ordinary_user([*others, "-m", "not slow"])

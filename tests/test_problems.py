@@ -11,9 +11,9 @@ import datasets
 import pyarrow.parquet
 import pytest
 
+from tests.shared_files import DATA, needs_shared_files
 from torl_env import Problem, ProblemSet, ProblemStream
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 NUM_ROWS = {  # as SOURCES.md there counts them
     "aime24": 30,
     "aime25": 30,
@@ -178,7 +178,7 @@ def test_a_data_set_that_cannot_be_had_is_named_with_the_remedy(monkeypatch: pyt
         ProblemSet.load("hf:some/set")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data sets are not part of the repository")
+@needs_shared_files
 @pytest.mark.parametrize(("name", "num_rows"), NUM_ROWS.items())
 def test_every_shared_file_loads_whole_but_for_prose(name: str, num_rows: int) -> None:
     loaded = ProblemSet.load(DATA / f"{name}.jsonl")

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from tests.ordinary_user import as_ordinary_user
+from tests.ordinary_user import as_ordinary_user, as_root
+from tests.shared_files import SANDBOX_CASES, needs_shared_files
 from torl_env import ExecutionResult, LocalSandbox, Status
 from torl_env.sandbox import serve
 from torl_env.sandbox.http import HttpSandbox
@@ -24,7 +24,6 @@ from torl_env.sandbox.wire import BadRequestError, format_request, format_respon
 
 TOKEN = "token of the tests"
 SERVE = [sys.executable, "-m", "torl_env.sandbox.serve", "--port", "0", "--max-concurrent-runs", "4"]
-CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "sandbox_cases.jsonl"
 
 
 async def listen(app: web.Application) -> tuple[web.AppRunner, str]:
@@ -267,11 +266,9 @@ async def test_a_killed_server_is_a_sandbox_error_to_each_call_in_flight_and_lea
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CASES.exists(), reason="the shared sandbox cases are not part of the repository")
-@pytest.mark.parametrize("user", ["caller", "ordinary user"])
+@needs_shared_files
+@pytest.mark.parametrize("user", ["caller", pytest.param("ordinary user", marks=as_root)])
 async def test_all_public_cases_end_as_expected_over_http(user: str) -> None:
-    if user == "ordinary user" and os.geteuid() != 0:
-        pytest.skip("the caller is an ordinary user")
     async with served(SERVE if user == "caller" else as_ordinary_user(SERVE)) as url:
-        return_code, lines = await check(CASES, url)
+        return_code, lines = await check(SANDBOX_CASES, url)
     assert return_code == 0, lines

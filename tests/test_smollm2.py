@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from experiments.smollm2 import local_checkpoint
+from tests.shared_files import DATA, needs_shared_files
 from tests.test_train import Command, episodes, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 PROBLEMS = [
     ("Tom has 3 apples and buys 4 more. How many apples does he have?", "7"),
     ("A book costs 5 dollars. How many dollars do 6 books cost?", "30"),
@@ -42,7 +42,7 @@ def test_two_iterations_on_a_real_model_change_the_weights_that_sample(tmp_path:
     assert before[0]["action_logp"][0] != after[0]["action_logp"][0]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the files of the suites are not here")
+@needs_shared_files
 def test_thirty_problems_of_math500_are_evaluated(tmp_path: Path) -> None:
     folder, output = tmp_path / "evaluation", tmp_path / "figures.json"
     model = local_checkpoint()

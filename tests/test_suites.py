@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from experiments.suites import PUBLISHED, SUITES, load_sets, load_suite
+from tests.shared_files import DATA, needs_shared_files
 from torl_env.problems import ProblemSet
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="the files of the suites are not here")
-
-
-@needs_data
+@needs_shared_files
 @pytest.mark.parametrize(
     ("name", "size"), [("aime24", 30), ("aime25", 30), ("math500", 500), ("olympiadbench", 675), ("amc23", 40)]
 )
