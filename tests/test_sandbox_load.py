@@ -1,10 +1,13 @@
 """The local sandbox under load: nothing grows, and hostile programs do not hold up the others."""
 
 import asyncio
+import json
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-import psutil
 import pytest
 
 from torl_env import ExecutionResult, LocalSandbox, Status
@@ -12,53 +15,19 @@ from torl_env import ExecutionResult, LocalSandbox, Status
 HOSTILE = ("while True: pass", "x = []\nwhile True: x.append('a' * 10**6)", "while True: print('x' * 1000)")
 
 
-def machinery(sandbox: LocalSandbox) -> tuple[int, int, float]:
-    """Return the number of processes beneath this one, of open descriptors in all of them, and their megabytes."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    memory = sum(process.memory_full_info().uss for process in processes)
-    return len(processes), sum(process.num_fds() for process in processes), memory / 2**20
-
-
-async def run_many(sandbox: LocalSandbox, num_runs: int) -> None:
-    numbers = iter(range(num_runs))
-
-    async def client() -> None:
-        for number in numbers:
-            kind = number % 20
-            if kind == 0:
-                result = await sandbox.run("1 / 0", 10)
-                assert result.status is Status.FAILED
-            else:
-                result = await sandbox.run(f"print({number})", 10, stdin="x" * (kind == 1), allow_subprocess=kind == 2)
-                assert result.stdout == f"{number}\n", result
-
-    await asyncio.gather(*[client() for _ in range(4)])
-
-
 @pytest.mark.parametrize("num_runs", [200, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 @pytest.mark.parametrize("tier", ["strict", "fallback"])
-async def test_many_runs_leave_nothing_behind(num_runs: int, tier: str) -> None:
+def test_many_runs_leave_nothing_behind(num_runs: int, tier: str) -> None:
     if tier == "fallback":
         num_runs //= 2
-    sandbox = LocalSandbox(2, memory_mb=256, tier=tier)
-    if tier == "strict":
-        await run_many(sandbox, 100)
-    else:
-        await asyncio.gather(*[sandbox.run("print(1)", 10) for _ in range(100)])
-    processes, descriptors, megabytes = machinery(sandbox)
-    if tier == "strict":
-        await run_many(sandbox, num_runs)
-    else:
-        results = [await sandbox.run(f"print({i})", 10) for i in range(num_runs)]
-        assert all(result.ok for result in results)
-        del results
-    after = machinery(sandbox)
-    print(f"{num_runs} runs: from {processes} processes, {descriptors} descriptors, {megabytes:.1f} MB to {after}")
-    # Fewer descriptors is fine: this process may close one of an earlier test's meanwhile.
-    assert after[0] == processes
-    assert after[1] <= descriptors
-    assert after[2] - megabytes < 20
-    await sandbox.close()
+    command = [sys.executable, "-m", "tests.sandbox_growth", tier, str(num_runs)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(f"{num_runs} runs: {done.stdout}")
+    before, after = (json.loads(done.stdout)[when] for when in ("before", "after"))
+    assert after["processes"] == before["processes"]
+    assert after["descriptors"] <= before["descriptors"]
+    assert after["megabytes"] - before["megabytes"] < 20
 
 
 async def run_128(sandbox: LocalSandbox, hostile: bool) -> list[tuple[float, ExecutionResult]]:
@@ -87,6 +56,6 @@ async def test_hostile_programs_neither_break_nor_hold_up_the_others() -> None:
         ]
         times[hostile] = statistics.median(seconds for seconds, _ in outcomes)
     print(f"median {times[False]:.2f} s alone, {times[True]:.2f} s beside hostile programs")
-    # At most twice as slow on an idle machine; three times leaves room for one where other things run.
-    assert times[True] < 3 * times[False]
+    # The hostile ones are asked for last: ahead of the others, 13 of them leave two cores little time for the zygote.
+    assert times[True] < 2 * times[False]
     await sandbox.close()
