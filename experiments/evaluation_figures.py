@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.paper import PUBLISHED
 from experiments.pass_at_k import bootstrap_interval, pass_at_k, powers_up_to
-from experiments.suites import PUBLISHED, SUITES
+from experiments.suites import SUITES
 from learners.episodes import EpisodeRecord
 from learners.metrics import accuracy_per_kind, episode_metrics
 

@@ -1,6 +1,6 @@
-"""The evaluation sets of the paper by name: where they are on the hub, and what the paper reports on them.
+"""The evaluation sets of the paper by name: where they are on the hub.
 
-Five suites make the paper's Table 3 (arXiv 2503.23383): competition problems of AIME 2024 and 2025 and of AMC 2023, the
+Five suites make the paper's Table 3 (`paper.py`): competition problems of AIME 2024 and 2025 and of AMC 2023, the
 500 problems of MATH500, and the English open-ended text problems of OlympiadBench. Each comes from the Hugging Face hub
 or, where a folder is named, from `<name>.jsonl` or `<name>.parquet` in it.
 """
@@ -38,17 +38,6 @@ SUITES = {
     "math500": Suite("MATH500", "HuggingFaceH4/MATH-500", fields={"id": "unique_id", "kind": "subject"}),
     "olympiadbench": Suite("Olympiad", "math-ai/olympiadbench", fields={"answer": "final_answer"}),
     "amc23": Suite("AMC23", "math-ai/amc23"),
-}
-
-# Accuracy in percent as printed in the paper's Table 3, in the order of SUITES, and the average printed beside it. Two
-# of the averages are not the mean of their rows: that of Qwen2.5-Math-1.5B-Instruct-TIR is 39.3, ToRL-7B's 56.1.
-PUBLISHED: dict[str, tuple[tuple[float, float, float, float, float], float]] = {
-    "Qwen2.5-Math-1.5B-Instruct": ((10.0, 10.0, 66.0, 31.0, 62.5), 35.9),
-    "Qwen2.5-Math-1.5B-Instruct-TIR": ((13.3, 13.3, 73.8, 41.3, 55.0), 41.3),
-    "ToRL-1.5B": ((26.7, 26.7, 77.8, 44.0, 67.5), 48.5),
-    "Qwen2.5-Math-7B-Instruct": ((10.0, 16.7, 74.8, 32.4, 65.0), 39.8),
-    "Qwen2.5-Math-7B-Instruct-TIR": ((26.7, 16.7, 78.8, 45.0, 70.0), 47.4),
-    "ToRL-7B": ((43.3, 30.0, 82.2, 49.9, 75.0), 62.1),
 }
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import paper
 from experiments.report_text import number
 from experiments.sweep_grid import label, value_of
 
-# Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
-PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
 _KL_ITERATIONS = 5
 _Z_95 = 1.959964
 
@@ -165,12 +164,9 @@ def _by_max_tool_calls(rows: Sequence[TrialRow]) -> list[str]:
         low, high = mean_interval(accuracies)
         step_s = mean(row.step_s for row in group)
         first = first or (calls, step_s)
-        paper = "-"
-        if calls in PAPER_STEP_S and first[0] in PAPER_STEP_S:
-            paper = f"{PAPER_STEP_S[calls]:.0f} s, {PAPER_STEP_S[calls] / PAPER_STEP_S[first[0]]:.2f} x"
         lines.append(
             f"{calls:>3}  {len(group):>6}  {number(mean(accuracies)):>8}  {number(low):>15} .. {number(high):<5}  "
-            f"{_digits(step_s, 2):>6}  {_digits(step_s / first[1], 2):>8} x   {paper}"
+            f"{_digits(step_s, 2):>6}  {_digits(step_s / first[1], 2):>8} x   {paper.step_time(calls, first[0]) or '-'}"
         )
     return lines
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.suites import PUBLISHED, SUITES, load_sets, load_suite
+from experiments.paper import PUBLISHED
+from experiments.suites import SUITES, load_sets, load_suite
 from tests.shared_files import DATA, needs_shared_files
 from torl_env.problems import ProblemSet
 

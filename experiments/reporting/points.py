@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from experiments import paper
 from experiments.reporting.runs import RunData
 
-# Table 4 of the paper: mean seconds per step on 8 A800 GPUs, by C.
-_PAPER_STEP_S = {0: 118.0, 1: 237.0, 2: 288.0}
 _KL_ITERATIONS = 5
 _JUDGED = "Over the episodes that could be judged."
 
@@ -200,10 +199,6 @@ def _by_calls(runs: Sequence[RunData], calls: Sequence[float]) -> Table:
     }
     for value in calls:
         members = [run for run in runs if run.setting("max_tool_calls") == value]
-        paper = "not in the paper"
-        if value in _PAPER_STEP_S and calls[0] in _PAPER_STEP_S:
-            ratio = _PAPER_STEP_S[int(value)] / _PAPER_STEP_S[int(calls[0])]
-            paper = f"{_PAPER_STEP_S[int(value)]:.0f} s, {ratio:.2f} x"
         rows.append(
             [
                 f"{value:g}",
@@ -211,7 +206,7 @@ def _by_calls(runs: Sequence[RunData], calls: Sequence[float]) -> Table:
                 _range([final_accuracy(run) for run in members]),
                 _range([mean_step_s(run) for run in members], " s"),
                 _number(times[value] / times[calls[0]], " x"),
-                paper,
+                paper.step_time(value, calls[0]) or "not in the paper",
             ]
         )
     return Table(
