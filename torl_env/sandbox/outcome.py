@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import math
 import os
 import re
 import shutil
@@ -61,16 +60,15 @@ def make_result(
     status = Status.SUCCESS if return_code == 0 else Status.FAILED
     limit_hit: str | None = None
     said = ""
-    cpu_limit_s = max(1, math.ceil(request.cpu_timeout_s or request.timeout_s))
     if return_code == -signal.SIGKILL and killed_for == "wall":
         status, limit_hit = Status.TIME_LIMIT, "wall"
         said = f"TimeoutError: the program ran longer than {request.timeout_s:g} s"
     elif return_code == -signal.SIGKILL and killed_for == "output":
         limit_hit = "output"
         said = f"Error: the program printed more than {MAX_BYTES // 2**20} MB"
-    elif return_code == -signal.SIGXCPU or (return_code == -signal.SIGKILL and ending.cpu_s >= cpu_limit_s):
+    elif return_code == -signal.SIGXCPU or (return_code == -signal.SIGKILL and ending.cpu_s >= request.cpu_limit_s):
         status, limit_hit = Status.TIME_LIMIT, "cpu"
-        said = f"TimeoutError: the program used more than {cpu_limit_s} s of CPU"
+        said = f"TimeoutError: the program used more than {request.cpu_limit_s} s of CPU"
     elif status is Status.FAILED and _MEMORY_ERROR.match(error_text.rstrip().rpartition("\n")[2]):
         status, limit_hit = Status.MEMORY_LIMIT, "memory"
         said = f"MemoryError: the program used more than {memory_mb} MB"

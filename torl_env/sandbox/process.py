@@ -241,7 +241,7 @@ class Zygote:
             "id": number,
             "slot": slot,
             "subprocess": request.allow_subprocess,
-            "cpu_s": max(1, -int(-(request.cpu_timeout_s or request.timeout_s) // 1)),
+            "cpu_s": request.cpu_limit_s,
             "memory": memory_mb * 2**20,
             "max_file": _MAX_FILE_BYTES,
             "disk_mb": _DISK_MB,

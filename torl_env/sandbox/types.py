@@ -1,5 +1,6 @@
 """What a run of one program returns, and the one method every sandbox client has."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,11 @@ class RunRequest:
         for path in self.fetch_files:
             if not _is_encodable(path):
                 raise ValueError(f"`fetch_files` has the path {path!r}, which no file can have.")
+
+    @property
+    def cpu_limit_s(self) -> int:
+        """Whole seconds of CPU, which are what the kernel counts."""
+        return math.ceil(self.cpu_timeout_s or self.timeout_s)
 
 
 def _is_file_name(path: str) -> bool:

@@ -67,7 +67,7 @@ class Unisolated:
         ):
             task = Path(directory, ".task")
             code = request.code.encode("utf-8", "surrogatepass")
-            limits = {"cpu_s": max(1, round(request.cpu_timeout_s or request.timeout_s)), "memory": memory_mb * 2**20}
+            limits = {"cpu_s": request.cpu_limit_s, "memory": memory_mb * 2**20}
             task.write_bytes(
                 marshal.dumps({"code": code, "echo": request.echo_last_expr, "seed": request.seed, **limits})
             )
