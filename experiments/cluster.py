@@ -1,11 +1,13 @@
 """The Ray cluster a run uses: its own, or one it was told to join; and what all its processes take in memory."""
 
 import contextlib
+import hashlib
 import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import ray
@@ -37,6 +39,14 @@ def in_job() -> bool:
 def num_nodes() -> int:
     """Return the number of machines of the cluster this process is connected to."""
     return sum(node["Alive"] for node in ray.nodes())
+
+
+def app_of_folder(folder: Path) -> str:
+    """Return the name of the sandbox that is a folder's alone.
+
+    By the folder, so that what was killed finds, and removes, what it left in the cluster when it is started again.
+    """
+    return f"torl-sandbox-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]}"
 
 
 def remove_leftover(app: str) -> None:

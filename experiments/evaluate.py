@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         evaluation = Evaluation.prepare(arguments)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"experiments.evaluate: error: {error}", file=sys.stderr)
         return 2
     try:

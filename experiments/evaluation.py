@@ -15,7 +15,7 @@ import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from transformers import AutoConfig, AutoTokenizer
 
-from experiments.cluster import in_job, quiet_libraries, ray_session, remove_leftover
+from experiments.cluster import app_of_folder, in_job, quiet_libraries, ray_session, remove_leftover
 from experiments.contamination import overlap_line
 from experiments.evaluated_model import EvaluatedModel, fit_to_machine, fit_to_problems, resolve
 from experiments.evaluation_figures import papers_table, set_figures, table
@@ -50,7 +50,7 @@ class Evaluation:
         """Check everything that can be checked before anything starts, and find what is finished.
 
         Raises:
-            ValueError, FileNotFoundError, ImportError: naming what is wrong with the arguments.
+            ValueError, OSError, ImportError: naming what is wrong with the arguments.
         """
         quiet_libraries()
         model = resolve(arguments.model, arguments.recipe, arguments.settings)
@@ -110,8 +110,7 @@ class Evaluation:
             config = fit_to_machine(config.copy(copy_frozen=False), num_gpus, self.arguments.settings, is_default)
             # The problems come with each request; a recipe's training file need not be here.
             config.environment(env_config={"problems": "arithmetic"}).validate()
-            # By the folder, so that an evaluation which was killed finds, and removes, what it left in the cluster.
-            own = f"torl-sandbox-{hashlib.sha256(str(self.folder.path.absolute()).encode()).hexdigest()[:8]}"
+            own = app_of_folder(self.folder.path)
             app = config.sandbox_app or own
             if app == own and (self.arguments.address or in_job()):
                 remove_leftover(own)

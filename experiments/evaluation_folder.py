@@ -83,7 +83,5 @@ class EvaluationFolder:
     def add(self, set_name: str, problem: Problem, episode: Episode) -> None:
         """Write an episode."""
         record, tokens = episode
-        folder = self.path / set_name
-        folder.mkdir(exist_ok=True)
         line = records.episode_line(record, tokens, iteration=0, split="evaluation", answer=problem.answer)
-        records.append(folder, [line])
+        records.append(self.path / set_name, [line])

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import hashlib
 import socket
 import time
 from dataclasses import dataclass
@@ -11,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments import curves, report_text
-from experiments.cluster import PeakMemory, in_job, num_nodes, quiet_libraries, ray_session, remove_leftover
+from experiments.cluster import (
+    PeakMemory,
+    app_of_folder,
+    in_job,
+    num_nodes,
+    quiet_libraries,
+    ray_session,
+    remove_leftover,
+)
 from experiments.launch import load_problems, resolve
 from experiments.progress import Progress
 from experiments.recipes import attribute_of, settable_keys
@@ -95,8 +102,7 @@ class Run:
         config = launch.config.reporting(run_dir=str(folder.path))
         own_sandbox = None
         if config.sandbox_app is None:
-            # By the folder, so that a run which was killed finds, and removes, what it left in the cluster.
-            own_sandbox = f"torl-sandbox-{hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]}"
+            own_sandbox = app_of_folder(folder.path)
             config.sandbox(app=own_sandbox)
         return cls(
             recipe=launch.recipe,

@@ -28,6 +28,7 @@ from learners import records
 _METRICS = "result.json"
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
+NO_FIGURES = ("config", "hostname", "node_ip", "pid")  # in RLlib's result dict
 _LOCK = "run.lock"  # held by the process that writes; it goes with the process
 
 
@@ -142,7 +143,7 @@ class RunFolder:
 
     def append_result(self, result: Mapping[str, Any]) -> None:
         """Append one iteration's result dict to result.json."""
-        row = {key: value for key, value in result.items() if key not in ("config", "hostname", "node_ip", "pid")}
+        row = {key: value for key, value in result.items() if key not in NO_FIGURES}
         with (self.path / _METRICS).open("a") as file:
             file.write(json.dumps(jsonable(row)) + "\n")
 

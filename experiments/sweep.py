@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         sweep = Sweep.prepare(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"experiments.sweep: error: {error}", file=sys.stderr)
         return 2
     return sweep.execute()

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import tune
 
+from experiments.progress import duration
 from experiments.report_text import number
 from experiments.sweep_grid import label
 from experiments.sweep_results import final_accuracy
@@ -77,8 +78,7 @@ class SweepProgress(tune.Callback):
         here = done - (self._done_before or 0)
         if here <= 0:
             return "-"
-        left = (time.monotonic() - self._start) / here * (total - done)
-        return f"{int(left) // 60}:{int(left) % 60:02d}"
+        return duration((time.monotonic() - self._start) / here * (total - done))
 
     def _num_done(self, trials: Sequence[Any]) -> int:
         """Return the iterations that need not be waited for: those done, and all of a trial that has ended."""

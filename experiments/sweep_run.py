@@ -142,6 +142,7 @@ class Sweep:
         Raises:
             ValueError: on an unknown recipe, key or value, an invalid combination or a wrong `--restore`.
             FileNotFoundError: if a set of problems is not there.
+            ImportError: if what reads the problems' format is not installed.
         """
         quiet_libraries()
         for name in _TUNE_LOGGERS:
@@ -254,8 +255,10 @@ def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:
     own = ("max_tool_calls", "kl_coeff", "seeds", "grid", "num_iterations", "scheduler", "storage_path", "settings")
     for name in (*own, "wandb", "mlflow"):
         if getattr(arguments, name) not in (None, []):
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ValueError(
-                "`--restore` goes on with the sweep as it was started; name the recipe and the folder only."
+                f"`--restore` goes on with the sweep as it was started, so `{option}` cannot be given again; name the "
+                f"recipe and the folder only."
             )
     if not (folder / _STATE).exists():
         raise ValueError(f"`--restore {folder}` is not a sweep's folder: it has no {_STATE}.")

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.run_folder import flatten, jsonable
+from experiments.run_folder import NO_FIGURES, flatten, jsonable
 
 if TYPE_CHECKING:
     from ray import tune
 
 _PROJECT = "torl"
-_LEFT_OUT = ("config", "hostname", "node_ip", "pid")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -129,5 +128,5 @@ def _tracking_uri(given: str, folder: Path) -> str:
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a result dict under names joined with slashes."""
-    rows = {key: value for key, value in result.items() if key not in _LEFT_OUT}
+    rows = {key: value for key, value in result.items() if key not in NO_FIGURES}
     return {name: value for name, value in flatten(rows) if math.isfinite(value)}

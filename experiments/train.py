@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
         run = Run.prepare(arguments, started=_STARTED)
     except (ValueError, OSError, ImportError) as error:
-        print(f"{parser_name()}: error: {error}", file=sys.stderr)
+        print(f"experiments.train: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Stopped before anything was started.", file=sys.stderr)
@@ -76,11 +76,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"Stopped. {run.how_to_go_on()}", file=sys.stderr)
         return 130
     return 0
-
-
-def parser_name() -> str:
-    """Return how the command names itself in errors."""
-    return "experiments.train"
 
 
 if __name__ == "__main__":

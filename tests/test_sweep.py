@@ -61,7 +61,7 @@ def test_every_trial_measures_the_kl_and_ends_with_an_evaluation() -> None:
         (["quickstart", "--num-iterations", "0"], "at least 1"),
         (["quickstart", "--num-iterations", "5", "--set", "evaluation_interval=2"], "must divide"),
         (["quickstart", "--restore", "nowhere"], "is not a sweep's folder"),
-        (["quickstart", "--restore", "nowhere", "--seeds", "2"], "as it was started"),
+        (["quickstart", "--restore", "nowhere", "--seeds", "2"], "as it was started, so `--seeds` cannot be given"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_starts(
@@ -69,6 +69,14 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_problems_that_nothing_here_can_read_are_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["quickstart", "--set", "problems=hf:some/set"]) == 2
+    assert "install it with the extra `datasets`" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None:

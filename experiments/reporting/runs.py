@@ -65,10 +65,10 @@ class RunData:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Return the runs in the folders, in their order; the trials of a sweep by name.
+    """Return the runs in the folders, in their order; the trials of a sweep and the sets of an evaluation by name.
 
     Raises:
-        ValueError: if a folder holds neither a run nor a sweep.
+        ValueError: if a folder is none of a run, a sweep or an evaluation.
     """
     runs: list[RunData] = []
     for path in dict.fromkeys(path.resolve() for path in paths):
