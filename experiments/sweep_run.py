@@ -262,7 +262,10 @@ def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:
             )
     if not (folder / _STATE).exists():
         raise ValueError(f"`--restore {folder}` is not a sweep's folder: it has no {_STATE}.")
-    plan = Plan(**json.loads((folder / _STATE).read_text()))
+    try:
+        plan = Plan(**json.loads((folder / _STATE).read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / _STATE} is not what a sweep writes ({type(error).__name__}: {error}).") from None
     if plan.recipe != arguments.recipe:
         raise ValueError(f"`--restore {folder}` is a sweep of {plan.recipe}, not of {arguments.recipe}.")
     return plan

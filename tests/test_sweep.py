@@ -83,6 +83,8 @@ def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a sweep"):
         Sweep.prepare(parse_arguments(["quickstart", "--storage-path", str(tmp_path)]))
+    with pytest.raises(ValueError, match=r"sweep\.json is not what a sweep writes \(TypeError"):
+        Sweep.prepare(parse_arguments(["quickstart", "--restore", str(tmp_path)]))
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
