@@ -66,6 +66,22 @@ def within(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -
     return loop.run_until_complete(asyncio.wait_for(coroutine, 150))
 
 
+def busy_replicas(name: str) -> list[psutil.Process]:
+    """Processes of an application's replicas that run a program."""
+    title = f"ray::ServeReplica:{name}:"
+    replicas = [one for one in psutil.process_iter(["cmdline"]) if title in "".join(one.info["cmdline"] or ())]
+    # Beneath a replica: the process that keeps the namespaces, the zygote, and while there is one a program.
+    return [replica for replica in replicas if len(replica.children(recursive=True)) == 3]
+
+
+async def until_busy(name: str, number: int) -> list[psutil.Process]:
+    """Wait until so many replicas of an application run a program; return their processes."""
+    async with asyncio.timeout(30):
+        while len(busy := busy_replicas(name)) != number:
+            await asyncio.sleep(0.05)
+    return busy
+
+
 def test_a_program_runs_in_a_replica(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
     result = within(loop, client.run("import os\nprint(6 * 7, os.environ.get('RAY_JOB_ID'))", 10))
     assert (result.status, result.stdout) == (Status.SUCCESS, "42 None\n")
@@ -124,7 +140,7 @@ def test_a_thousand_waiting_calls_cost_no_thread_each(loop: asyncio.AbstractEven
         await client.run("1", 10)
         before = threading.active_count()
         calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(1000)]
-        await asyncio.sleep(0)
+        await until_busy(NAME, 2)
         threads = threading.active_count() - before
         for call in calls:
             call.cancel()
@@ -138,7 +154,7 @@ def test_a_thousand_waiting_calls_cost_no_thread_each(loop: asyncio.AbstractEven
 def test_cancelled_calls_free_the_replicas(loop: asyncio.AbstractEventLoop, client: ServeSandbox) -> None:
     async def hold_and_cancel() -> ExecutionResult:
         calls = [asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000)) for _ in range(4)]
-        await asyncio.wait(calls, timeout=0.5)
+        await until_busy(NAME, 2)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -160,17 +176,8 @@ def test_a_call_from_an_actor_with_a_loop_of_its_own(application: str) -> None:
             return asyncio.run(many())
 
     # 0 + 1 + ... + 49 = 1225
-    assert (
-        ray.get(ray.remote(num_cpus=0)(Caller).remote().call.remote(ServeSandbox(application), 50), timeout=150) == 1225
-    )
-
-
-def busy_replicas(name: str) -> list[psutil.Process]:
-    """Processes of an application's replicas that run a program."""
-    title = f"ray::ServeReplica:{name}:"
-    replicas = [one for one in psutil.process_iter(["cmdline"]) if title in "".join(one.info["cmdline"] or ())]
-    # Beneath a replica: the process that keeps the namespaces, the zygote, and while there is one a program.
-    return [replica for replica in replicas if len(replica.children(recursive=True)) == 3]
+    caller = ray.remote(num_cpus=0)(Caller).remote()
+    assert ray.get(caller.call.remote(ServeSandbox(application), 50), timeout=60) == 1225
 
 
 def test_a_call_in_flight_survives_the_death_of_its_replica(
@@ -178,9 +185,7 @@ def test_a_call_in_flight_survives_the_death_of_its_replica(
 ) -> None:
     async def kill_its_replica() -> tuple[ExecutionResult, list[psutil.Process]]:
         call = asyncio.create_task(client.run("import time\ntime.sleep(2)\nprint('done')", 30))
-        while not (busy := busy_replicas(NAME)):
-            await asyncio.sleep(0.05)
-        (replica,) = busy
+        (replica,) = await until_busy(NAME, 1)
         below = replica.children(recursive=True)
         replica.kill()
         return await call, below
@@ -199,8 +204,7 @@ def test_a_call_in_flight_ends_before_its_application_goes(loop: asyncio.Abstrac
     async def stop_meanwhile() -> ExecutionResult:
         await client.run("1", 10)
         call = asyncio.create_task(client.run("import time\ntime.sleep(3)\nprint('done')", 30))
-        while not busy_replicas("going"):
-            await asyncio.sleep(0.05)
+        await until_busy("going", 1)
         await asyncio.to_thread(stop_sandbox, "going")
         return await call
 
@@ -273,8 +277,8 @@ def test_a_full_queue_is_a_clear_answer(loop: asyncio.AbstractEventLoop, applica
 
     async def overload() -> ExecutionResult:
         holding = asyncio.create_task(client.run("import time\ntime.sleep(1000)", 1000))
-        while not (refused := await client.run("print(1)", 10)).stderr:
-            await asyncio.sleep(0.1)  # the other one has not arrived yet
+        await until_busy("small", 1)
+        refused = await client.run("print(1)", 10)
         holding.cancel()
         return refused
 

@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest_asyncio
 
 from tests.sandbox_processes import FOREVER, programs_of, until, zygote_pid
 from torl_env import ExecutionResult, LocalSandbox, Status
-from torl_env.sandbox.types import Tier
+from torl_env.sandbox.process import Zygote
+from torl_env.sandbox.tiers import start_isolated
+from torl_env.sandbox.types import RunRequest, Tier
 
 
 @pytest_asyncio.fixture
@@ -81,6 +84,29 @@ async def test_a_cancelled_run_is_killed_and_its_slot_is_free() -> None:
     assert (await sandbox.run("print(1)", 10)).ok
     assert programs_of(sandbox) == []
     await sandbox.close()
+
+
+@pytest.mark.parametrize("allow_subprocess", [False, True])
+async def test_a_run_that_is_cancelled_while_its_program_starts_is_killed(allow_subprocess: bool) -> None:
+    interpreter = await start_isolated("strict", ())
+    assert isinstance(interpreter, Zygote)
+    (zygote,) = psutil.Process(interpreter.pid).children()
+    zygote.suspend()
+    request = RunRequest("while True: pass", 1000, allow_subprocess=allow_subprocess)
+    run = asyncio.create_task(interpreter.run(request, 0, 256))
+    await until(lambda: bool(interpreter._runs))
+    zygote.resume()
+    deadline = time.monotonic() + 20
+    # Waits without the loop, which so does not hear of the program before the cancellation.
+    while not any(process.cpu_times().user > 0.1 for process in zygote.children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await until(lambda: not zygote.children(recursive=True))
+    assert interpreter.alive
+    interpreter.close()
 
 
 async def test_runs_queue_and_the_clock_starts_after_the_queue() -> None:

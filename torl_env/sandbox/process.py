@@ -51,6 +51,8 @@ class _Run:
     ended: asyncio.Future[Ending]
 
     def kill(self) -> None:
+        if self.killer < 0:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.killer, signal.SIGKILL)
 
@@ -59,6 +61,27 @@ class _Run:
         self.report.close()
         os.close(self.killer)
         os.close(self.directory)
+        self.killer = -1
+
+
+class _Stop:
+    """Kills a run for the first of several reasons, which may come before there is a process to kill."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._run: _Run | None = None
+
+    def now(self, reason: str) -> None:
+        """Kill the run, or have it killed as soon as it is there."""
+        self.reason = self.reason or reason
+        if self._run is not None:
+            self._run.kill()
+
+    def watch(self, run: _Run) -> None:
+        """Name the process to kill."""
+        self._run = run
+        if self.reason is not None:
+            run.kill()
 
 
 class Zygote:
@@ -173,26 +196,27 @@ class Zygote:
         Raises:
             SandboxProcessError: if the zygote died, is stuck, or could not confine the program.
         """
-        killed_for: str | None = None
-        run: _Run | None = None
+        stop = _Stop()
+        task = self._loop.create_task(self._run(request, slot, memory_mb, stop))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The task goes on to its end: a program that the zygote has not answered for yet can be killed only then.
+            stop.now("cancel")
+            await asyncio.wait([task], timeout=_FORK_TIMEOUT_S + _KILL_GRACE_S)
+            if not task.done():
+                self._destroy()
+            raise
 
-        def end(reason: str) -> None:
-            nonlocal killed_for
-            killed_for = killed_for or reason
-            if run is not None:
-                run.kill()
-
-        with Capture(lambda: end("output")) as stdout, Capture(lambda: end("output")) as stderr:
+    async def _run(self, request: RunRequest, slot: int, memory_mb: int, stop: "_Stop") -> ExecutionResult:
+        with Capture(lambda: stop.now("output")) as stdout, Capture(lambda: stop.now("output")) as stderr:
             started = time.perf_counter()
             run = await self._fork(request, slot, memory_mb, stdout, stderr)
             try:
-                clock = self._loop.create_task(self._clock(run, request.timeout_s, lambda: end("wall")))
+                stop.watch(run)
+                clock = self._loop.create_task(self._clock(run, request.timeout_s, lambda: stop.now("wall")))
                 try:
-                    ending = await asyncio.shield(run.ended)
-                except asyncio.CancelledError:
-                    end("cancel")
-                    await asyncio.wait([run.ended], timeout=_KILL_GRACE_S)
-                    raise
+                    ending = await run.ended
                 finally:
                     clock.cancel()
                 run_s = time.perf_counter() - started
@@ -208,7 +232,7 @@ class Zygote:
                 if self._base_directory:
                     path = f"{self._base_directory}/{run.number}"
                     await self._loop.run_in_executor(None, remove_tree, path)
-            return make_result(ending, killed_for, stdout, stderr, request, memory_mb, run_s, self.tier, files)
+            return make_result(ending, stop.reason, stdout, stderr, request, memory_mb, run_s, self.tier, files)
 
     async def _clock(self, run: _Run, timeout_s: float, on_end: Any) -> None:
         """Call `on_end` when the program's time is over, not counting the time it waited for a core.
@@ -279,13 +303,11 @@ class Zygote:
                 readable.set_result(None)
 
         self._loop.add_reader(sock, note)
-        try:
-            await asyncio.wait_for(readable, timeout_s)
-        except TimeoutError:
+        await asyncio.wait([readable], timeout=timeout_s)
+        self._loop.remove_reader(sock)
+        if not readable.done():
             self._destroy()
-            raise SandboxProcessError("the zygote was stuck") from None
-        finally:
-            self._loop.remove_reader(sock)
+            raise SandboxProcessError("the zygote was stuck")
 
 
 @contextlib.contextmanager
