@@ -165,11 +165,6 @@ class EpisodeRecord:
         """Number of responses, the env's steps."""
         return sum(role == "response" for role, _ in self.turns)
 
-    @property
-    def response_text(self) -> str:
-        """Everything after the prompt, observations included, as the grader saw it."""
-        return "".join(text for role, text in self.turns if role != "prompt")
-
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:

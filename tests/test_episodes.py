@@ -85,7 +85,3 @@ def test_an_episode_without_a_response_is_over_and_has_no_steps():
     record = make_record(turns=(("prompt", "Q"),), terminated=False, truncated=True, stop_reason="prompt_too_long")
     episode = to_single_agent_episode(record)
     assert len(episode) == 0 and episode.is_done
-
-
-def test_response_text_is_everything_after_the_prompt():
-    assert make_record().response_text == "codeoutanswer"

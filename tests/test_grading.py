@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -184,6 +185,22 @@ def test_hanging_cases_delay_no_ordinary_one_beyond_the_limit() -> None:
     assert time.monotonic() - start < 3.0
     assert {found.verdict for found in graded[50:]} == {Verdict.CORRECT}
     assert Verdict.CORRECT not in {found.verdict for found in graded[:50]}
+
+
+def test_an_interrupted_batch_does_not_hold_up_the_exit() -> None:
+    script = (
+        "from torl_env.grading import grade_batch, shared_workers\n"
+        "shared_workers().is_equal('x', 'x')\n"
+        "print('ready', flush=True)\n"
+        f"grade_batch([({HANG[0]!r}, {HANG[1]!r} + f' + {{i}}') for i in range(500)], require_box=False)\n"
+    )
+    grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert grader.stdout is not None
+    assert grader.stdout.readline() == "ready\n"
+    time.sleep(1)  # into the batch, of which each would take a tenth of a second of a core, some three seconds
+    grader.send_signal(signal.SIGINT)
+    _, said = grader.communicate(timeout=40)
+    assert said.endswith("KeyboardInterrupt\n")
 
 
 def test_what_passes_the_gate_and_hangs_delays_formulas_by_the_quick_limit_only(

@@ -89,15 +89,21 @@ def grade_batch(pairs: Iterable[tuple[str, str]], *, require_box: bool = True) -
         except _NeedsWorkerError:
             workers = workers or shared_workers()
             futures[index] = workers.quick.submit(_grade, gold, response, require_box, workers.is_equal_quick)
-    for last in (False, True):
-        for index, future in list(futures.items()):
-            try:
-                grades[index] = future.result()
-                del futures[index]
-            except TooSlowError:
-                assert workers is not None
-                assert not last
-                futures[index] = workers.patient.submit(_grade, *pairs[index], require_box, workers.is_equal_patient)
+    try:
+        for last in (False, True):
+            for index, future in list(futures.items()):
+                try:
+                    grades[index] = future.result()
+                    del futures[index]
+                except TooSlowError:
+                    assert workers is not None
+                    assert not last
+                    futures[index] = workers.patient.submit(
+                        _grade, *pairs[index], require_box, workers.is_equal_patient
+                    )
+    finally:
+        for future in futures.values():  # those left by an interrupt: Python runs what is queued before it exits
+            future.cancel()
     return [found for found in grades if found is not None]
 
 
