@@ -52,6 +52,12 @@ def test_a_folder_without_a_run_is_refused_with_the_remedy(tmp_path):
         find_runs([tmp_path])
 
 
+def test_an_evaluation_without_episodes_is_refused(tmp_path):
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match="is an evaluation without an episode so far"):
+        find_runs([tmp_path])
+
+
 def test_held_out_figures_are_those_before_on_the_way_and_after(tmp_path):
     rows = [
         result_row(1),

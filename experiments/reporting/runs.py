@@ -68,7 +68,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
     """Return the runs in the folders, in their order; the trials of a sweep and the sets of an evaluation by name.
 
     Raises:
-        ValueError: if a folder is none of a run, a sweep or an evaluation.
+        ValueError: if a folder is none of a run, a sweep or an evaluation, or holds nothing to show yet.
     """
     runs: list[RunData] = []
     for path in dict.fromkeys(path.resolve() for path in paths):
@@ -76,7 +76,10 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
             runs.append(read_run(path))
             continue
         if (path / _EVALUATION).exists():
-            runs += [read_set(file.parent) for file in sorted(path.glob(f"*/{records.FILE_NAME}"))]
+            sets = [read_set(file.parent) for file in sorted(path.glob(f"*/{records.FILE_NAME}"))]
+            if not sets:
+                raise ValueError(f"{path} is an evaluation without an episode so far; look again when it has some.")
+            runs += sets
             continue
         trials = sorted(folder.parent for folder in path.glob(f"*/{_RESULTS}"))
         if not trials:
