@@ -199,7 +199,10 @@ def test_an_interrupted_batch_does_not_hold_up_the_exit() -> None:
     assert grader.stdout.readline() == "ready\n"
     time.sleep(1)  # into the batch, of which each would take a tenth of a second of a core, some three seconds
     grader.send_signal(signal.SIGINT)
-    _, said = grader.communicate(timeout=40)
+    try:
+        _, said = grader.communicate(timeout=40)
+    finally:
+        grader.kill()
     assert said.endswith("KeyboardInterrupt\n")
 
 
