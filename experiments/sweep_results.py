@@ -111,7 +111,8 @@ def wilson(share: float, num: int) -> tuple[float, float]:
     z2 = _Z_95**2
     middle = share + z2 / (2 * num)
     half = _Z_95 * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
-    return (middle - half) / (1 + z2 / num), (middle + half) / (1 + z2 / num)
+    low, high = (middle - half) / (1 + z2 / num), (middle + half) / (1 + z2 / num)
+    return min(low, share), max(high, share)  # at 0 and 1 an end is the share itself, and rounding may miss it
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -39,6 +39,7 @@ def test_wilson_interval_agrees_with_a_calculation_by_hand() -> None:
     # All correct: the upper end is 1, the lower 1 / (1 + z^2/n) = 100 / 103.8415.
     assert wilson(1.0, 100) == (pytest.approx(0.96301, abs=1e-5), pytest.approx(1.0))
     assert all(math.isnan(end) for end in wilson(0.5, 0))
+    assert all(wilson(0.0, num)[0] <= 0.0 and wilson(1.0, num)[1] >= 1.0 for num in range(1, 1000))
 
 
 def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:

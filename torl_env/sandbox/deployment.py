@@ -100,10 +100,8 @@ def start_sandbox(
     serve = _serve()
     _start_serve(serve, http_port)
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while (status := _status(name)) in (
-        "DEPLOYING",
-        "UNHEALTHY",
-    ):  # the latter while Serve replaces a replica that died
+    # It is unhealthy while Serve replaces a replica that died.
+    while (status := _status(name)) in ("DEPLOYING", "UNHEALTHY"):
         if time.monotonic() > deadline:
             raise RuntimeError(f"Serve application {name!r} is still {status.lower()} after {_START_TIMEOUT_S:g} s.")
         time.sleep(0.1)
