@@ -59,7 +59,7 @@ class TrialRow:
 
 
 def read(results: Any, trials: Iterable[Any], keys: Sequence[str], num_iterations: int) -> list[TrialRow]:
-    """Return the rows of Tune's `ResultGrid`, trials that never started left out.
+    """Return the rows of Tune's `ResultGrid` in the order of the grid, trials that never started left out.
 
     Args:
         results: `ray.tune.ResultGrid`.
@@ -68,11 +68,11 @@ def read(results: Any, trials: Iterable[Any], keys: Sequence[str], num_iteration
         keys: of the grid.
         num_iterations: of a whole trial.
     """
-    of_folder = {trial.path: trial for trial in trials}
-    pairs = [(result, of_folder[result.path]) for result in results]
+    of_folder = {result.path: result for result in results}
     return [
         _row(result, trial, keys, num_iterations)
-        for result, trial in pairs
+        for trial in sorted(trials, key=lambda trial: trial.trial_id)
+        if (result := of_folder.get(trial.path)) is not None
         if trial.status == "ERROR" or "training_iteration" in result.metrics
     ]
 

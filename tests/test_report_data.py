@@ -134,6 +134,14 @@ def test_a_sweep_is_its_trials_by_setting_and_seed(tmp_path):
     assert [row[-1] for row in table(runs, "sweep").rows] == ["118 s, 1.00 x", "237 s, 2.01 x"]
 
 
+def test_trials_are_in_the_order_of_the_grid(tmp_path):
+    for number, coeff in enumerate(("0", "0.1", "1")):
+        trial = tmp_path / f"C=0,kl={coeff}_3f2a0_0000{number}"
+        trial.mkdir()
+        (trial / "result.json").write_text(json.dumps(result_row(1)) + "\n")
+    assert [run.label for run in find_runs([tmp_path])] == ["C=0 kl=0", "C=0 kl=0.1", "C=0 kl=1"]
+
+
 def test_an_evaluation_is_its_problem_sets(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"model": "nowhere"}')
     lines = [record(ANSWER, problem_id="a"), record("no", problem_id="b", verdict="incorrect")]

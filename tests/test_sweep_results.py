@@ -50,7 +50,7 @@ def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
 
 def trial(folder: str, status: str) -> Any:
     config = {"env_config": {"max_tool_calls": 1}, "kl_coeff": 0.1, "seed": 0}
-    return SimpleNamespace(path=folder, config=config, status=status)
+    return SimpleNamespace(path=folder, config=config, status=status, trial_id=f"3f2a0_0000{ord(folder) - ord('a')}")
 
 
 def result(folder: str, history: list[dict[str, Any]], error: Exception | None = None, **last: Any) -> Any:
@@ -90,7 +90,7 @@ def test_failed_and_stopped_trials_are_rows_without_an_accuracy() -> None:
             result("b", [step(1, 1.0, 0.0)], evaluation=evaluation),
             never_started,
         ],
-        [trial("a", "ERROR"), trial("b", "TERMINATED"), trial("c", "PENDING")],
+        [trial("b", "TERMINATED"), trial("c", "PENDING"), trial("a", "ERROR")],  # restored: in another order
         ["kl_coeff"],
         2,
     )

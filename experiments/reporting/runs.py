@@ -65,7 +65,7 @@ class RunData:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Return the runs in the folders, in their order; the trials of a sweep and the sets of an evaluation by name.
+    """Return the runs in the folders, in their order: a sweep's trials as in its grid, an evaluation's sets by name.
 
     Raises:
         ValueError: if a folder is none of a run, a sweep or an evaluation, or holds nothing to show yet.
@@ -81,7 +81,8 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
                 raise ValueError(f"{path} is an evaluation without an episode so far; look again when it has some.")
             runs += sets
             continue
-        trials = sorted(folder.parent for folder in path.glob(f"*/{_RESULTS}"))
+        folders = [file.parent for file in path.glob(f"*/{_RESULTS}")]
+        trials = sorted(folders, key=lambda folder: folder.name.rpartition("_")[::-1])  # Tune's number comes last
         if not trials:
             raise ValueError(
                 f"{path} is no folder of a run, a sweep or an evaluation: it has no {_RUN}, {_RESULTS} or "
