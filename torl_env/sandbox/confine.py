@@ -64,10 +64,10 @@ def enter(setting: Setting, request: dict[str, Any], fds: list[int]) -> dict[str
         program_filter = seccomp.for_process(*setting.filters[request["subprocess"]], os.getpid())
         handles = [os.pidfd_open(os.getpid())] if request["killer"] is None else [request["killer"]]
         handles.append(os.open(".", os.O_PATH | os.O_DIRECTORY))
-        # Last, since the descriptors that this interpreter itself holds would count.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
         kernel.install_filter(program_filter)
         socket.send_fds(report, [READY], handles)
+        # Last: what this interpreter holds would count, and for sending what all the user's processes have in flight.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
     except BaseException as error:
         report.send(FAILED + f"{type(error).__name__}: {error}".encode()[:500])
         os._exit(70)
