@@ -91,6 +91,8 @@ async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
         ("ptrace", "101, 16, 1, 0, 0"),
         ("kill everything", "62, -1, 9"),
         ("kill the group", "62, 0, 0"),
+        ("leave the group", "109, 0, 0"),
+        ("leave the session", "112"),
         ("tkill", "200, 1, 9"),
         ("another's limits", "302, 1, 7, 0, 0"),
         ("pidfd_open", "434, 1, 0"),

@@ -30,32 +30,36 @@ def test_many_runs_leave_nothing_behind(num_runs: int, tier: str) -> None:
     assert after["megabytes"] - before["megabytes"] < 20
 
 
-async def run_128(sandbox: LocalSandbox, hostile: bool) -> list[tuple[float, ExecutionResult]]:
-    """Run 128 programs at once, each tenth hostile if asked for; return the others' client seconds and results."""
+async def run_128(sandbox: LocalSandbox, hostile: bool) -> float:
+    """Ask for 128 programs at once, each tenth hostile or left out; return the others' median client seconds."""
 
-    async def one(number: int) -> tuple[float, ExecutionResult]:
+    async def one(number: int) -> float:
         started = time.perf_counter()
         result = await sandbox.run(f"import sympy\nprint(sympy.factorint(360), {number})", 60)
-        return time.perf_counter() - started, result
+        assert result.stdout == f"{{2: 3, 3: 2, 5: 1}} {number}\n", result
+        return time.perf_counter() - started
 
-    bad = [sandbox.run(HOSTILE[i % 3], 3) for i in range(13)] if hostile else []
-    honest = asyncio.gather(*[one(number) for number in range(128 - len(bad))])
+    honest: list[asyncio.Task[float]] = []
+    bad: list[asyncio.Task[ExecutionResult]] = []
+    for number in range(128):
+        if number % 10:
+            honest.append(asyncio.create_task(one(number)))
+        elif hostile:
+            bad.append(asyncio.create_task(sandbox.run(HOSTILE[number // 10 % 3], 1)))
+    times = await asyncio.gather(*honest)
     refused = await asyncio.gather(*bad)
     assert not any(result.ok or result.status is Status.SANDBOX_ERROR for result in refused)
-    return await honest
+    return statistics.median(times)
 
 
-async def test_hostile_programs_neither_break_nor_hold_up_the_others() -> None:
-    sandbox = LocalSandbox(max_concurrent_runs=128, memory_mb=256)
+@pytest.mark.parametrize("tier", ["strict", "fallback"])
+async def test_hostile_programs_neither_break_nor_hold_up_the_others(tier: str) -> None:
+    sandbox = LocalSandbox(max_concurrent_runs=128, memory_mb=256, tier=tier)
     await run_128(sandbox, hostile=False)
-    times = {}
-    for hostile in (False, True):
-        outcomes = await run_128(sandbox, hostile)
-        assert [result.stdout for _, result in outcomes] == [
-            f"{{2: 3, 3: 2, 5: 1}} {i}\n" for i in range(len(outcomes))
-        ]
-        times[hostile] = statistics.median(seconds for seconds, _ in outcomes)
-    print(f"median {times[False]:.2f} s alone, {times[True]:.2f} s beside hostile programs")
-    # The hostile ones are asked for last: ahead of the others, 13 of them leave two cores little time for the zygote.
-    assert times[True] < 2 * times[False]
+    ratios = []
+    for _ in range(5):  # one is as noisy as the machine
+        alone = await run_128(sandbox, hostile=False)
+        ratios.append(await run_128(sandbox, hostile=True) / alone)
     await sandbox.close()
+    print("beside hostile programs, times the median seconds alone:", *[f"{ratio:.2f}" for ratio in ratios])
+    assert statistics.median(ratios) < 2

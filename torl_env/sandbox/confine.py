@@ -77,9 +77,9 @@ def enter(setting: Setting, request: dict[str, Any], fds: list[int]) -> dict[str
 
 
 def _enter(setting: Setting, request: dict[str, Any], streams: tuple[int, int, int], report: socket.socket) -> None:
-    os.setsid()
+    os.setpgid(0, 0)  # not a session: see `priority.py`
     kernel.die_with_parent()
-    uid = None if setting.first_uid is None else setting.first_uid + request["slot"]
+    uid = user_id(setting, request)
     directory = _own_directory(setting, request, uid)
     request["killer"] = None
     if request["subprocess"]:
@@ -111,6 +111,11 @@ def _enter(setting: Setting, request: dict[str, Any], streams: tuple[int, int, i
     own = os.open(root.RUN_DIRECTORY if setting.strict else directory, os.O_PATH)
     ruleset.allow(own, kernel.WRITE | kernel.READ)
     ruleset.restrict_self()
+
+
+def user_id(setting: Setting, request: dict[str, Any]) -> int | None:
+    """Return the user this run is to be; None for the zygote's own."""
+    return None if setting.first_uid is None else setting.first_uid + request["slot"]
 
 
 def _own_directory(setting: Setting, request: dict[str, Any], uid: int | None) -> str:

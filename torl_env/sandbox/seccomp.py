@@ -21,7 +21,7 @@ _OWN_PID = 0x7E57ED  # stands for the program's process id in the template; larg
 
 # name: (x86-64, aarch64); None where the architecture lacks it. Their order is that of kind, not of number.
 _DENIED = """
-execve 59 221, execveat 322 281, fork 57 -, vfork 58 -,
+execve 59 221, execveat 322 281, fork 57 -, vfork 58 -, setpgid 109 154,
 ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, tkill 200 130,
 unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
 name_to_handle_at 303 264, open_by_handle_at 304 265, fanotify_init 300 262, quotactl 179 60, lookup_dcookie 212 18,
@@ -39,7 +39,8 @@ shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 
 msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181,
 sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30
 """
-_FOR_SUBPROCESSES = {"execve", "execveat", "fork", "vfork", "tkill"}  # allowed to `allow_subprocess` programs
+# Allowed to `allow_subprocess` programs.
+_FOR_SUBPROCESSES = {"execve", "execveat", "fork", "vfork", "setpgid", "tkill"}
 # What Landlock does not look at, or not in its first versions: changes to a file that is no write to it, and watching
 # a directory. Denied where the host's file system is not out of reach anyway.
 _BEYOND_LANDLOCK = """

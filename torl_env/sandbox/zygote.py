@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Any
 
-from torl_env.sandbox import confine, kernel, program, root, seccomp
+from torl_env.sandbox import confine, kernel, priority, program, root, seccomp
 
 # What short programs import most: paid once here, not by every program.
 _STANDARD = (
@@ -158,14 +158,16 @@ def _warm_up(packages: list[str]) -> None:
 def _serve(control: socket.socket, setting: confine.Setting) -> dict[str, Any]:
     """Fork per message until the control socket ends; return the program, in its own process only."""
     runs: dict[int, tuple[int, int]] = {}  # pidfd: (run, pid)
+    ranks = priority.Ranks(dies_with_parent=setting.strict)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
-        for fd, _ in poll.poll():
+        for fd, _ in poll.poll(ranks.lower_busy()):
             if fd in runs:
                 poll.unregister(fd)
                 run, pid = runs.pop(fd)
                 os.close(fd)
+                ranks.forget(pid)
                 _tell_end(control, run, pid)
                 continue
             message, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE_BYTES, 5)
@@ -178,6 +180,7 @@ def _serve(control: socket.socket, setting: confine.Setting) -> dict[str, Any]:
                 return confine.enter(setting, request, fds)
             for received in fds:
                 os.close(received)
+            ranks.add(pid, confine.user_id(setting, request), subprocess=request["subprocess"])
             pidfd = os.pidfd_open(pid)
             runs[pidfd] = (request["id"], pid)
             poll.register(pidfd, select.POLLIN)
