@@ -227,6 +227,14 @@ async def test_the_command_serves_says_where_and_is_checked(tmp_path: Path) -> N
             assert (response.status, (await response.json())["tier"]) == (200, "strict")
 
 
+@pytest.mark.parametrize("written", ["", " \n"])
+def test_an_empty_token_is_refused(written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text(written)
+    assert serve.main(["--port", "0", "--token-file", str(token)]) == 2
+    assert capsys.readouterr().err.startswith("error: the token is empty")
+
+
 async def until_num_below(server: asyncio.subprocess.Process, number: int) -> list[psutil.Process]:
     """Wait until there are so many processes beneath a server: the zygote, its keeper, and a program each."""
     async with asyncio.timeout(20):

@@ -35,7 +35,12 @@ def build_app(sandbox: LocalSandbox, token: str | None = None) -> web.Applicatio
     Args:
         sandbox: that runs the programs; whoever made it closes it.
         token: that a caller has to send as `Authorization: Bearer TOKEN`; None to ask for none.
+
+    Raises:
+        ValueError: if the token is empty, which a caller that sends none would have.
     """
+    if token == "":
+        raise ValueError("the token is empty: everyone would have it; write one into the token file.")
 
     @web.middleware
     async def authorize(
@@ -75,9 +80,10 @@ async def _serve(options: argparse.Namespace, token: str | None) -> None:
         options.max_concurrent_runs, options.memory_mb, max_queued_runs=options.max_queued_runs, tier=options.tier
     )
     try:
+        app = build_app(sandbox, token)
         tier = await sandbox.start()
         # A caller that hangs up has its program killed; it would hold up others', up to its limit.
-        runner = web.AppRunner(build_app(sandbox, token), access_log=None, handler_cancellation=True)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, options.host, options.port)
         await site.start()
