@@ -283,6 +283,16 @@ def test_a_state_of_other_problems_is_rejected() -> None:
         ProblemStream(ProblemSet(problems(6)), seed=5).set_state(state)
 
 
+@pytest.mark.parametrize(("key", "value"), [("position", 4), ("position", -1), ("epoch", -1), ("seed", -1)])
+def test_a_state_that_is_no_position_is_rejected_and_changes_nothing(key: str, value: int) -> None:
+    stream, untouched = (ProblemStream(ProblemSet(problems(3)), seed=5) for _ in range(2))
+    with pytest.raises(ValueError, match=rf"{key} {value}\b.*expected none negative and a position of at most 3"):
+        stream.set_state({**stream.get_state(), key: value})
+    assert stream.next_batch(7) == untouched.next_batch(7)
+    stream.set_state({**untouched.get_state(), "position": 3})  # an epoch's end, before the next has begun
+    assert len(stream.next_batch(1)) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

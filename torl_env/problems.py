@@ -278,12 +278,19 @@ class ProblemStream:
         """Go to a position returned by `get_state` of a stream over the same problems.
 
         Raises:
-            ValueError: if the state belongs to another problem set.
+            ValueError: if the state belongs to another problem set, or is no position in it.
         """
         if state["fingerprint"] != self.problem_set.fingerprint():
             raise ValueError(
                 f"The saved stream belongs to other problems than {self.problem_set!r}; restore it with the problem "
                 "set it was saved with."
             )
-        self.seed, self._epoch, self._position = int(state["seed"]), int(state["epoch"]), int(state["position"])
+        seed, epoch, position = int(state["seed"]), int(state["epoch"]), int(state["position"])
+        size = len(self.problem_set)
+        if seed < 0 or epoch < 0 or not 0 <= position <= size:
+            raise ValueError(
+                f"The saved stream has seed {seed}, epoch {epoch}, position {position}; expected none negative and a "
+                f"position of at most {size}, the number of problems. Restore what `get_state` returned."
+            )
+        self.seed, self._epoch, self._position = seed, epoch, position
         self._order = self._permutation()
