@@ -20,12 +20,13 @@ Results to expect: a table of scores, and `selected.jsonl` in the run folder, wh
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.run_folder import RunFolder
 from learners import records
 from torl_env.problems import Problem, ProblemSet
 
@@ -84,15 +85,85 @@ def selected_rows(problems: Iterable[Problem], curves: Mapping[str, np.ndarray],
     ]
 
 
+def _iterations(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a `groups.jsonl`, an unfinished last one left out.
+
+    Raises:
+        ValueError: naming the line that is not what a run writes.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                groups = json.loads(line)["groups"]
+                yield {"groups": [(str(problem), None if mean is None else float(mean)) for problem, mean in groups]}
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: not what a run writes ({type(error).__name__}: {error}); expected "
+                    '{"groups": [[problem id, mean reward or null], ...]}. Remove the line to select without it.'
+                ) from None
+
+
 def _training_problems(run: Path) -> str:
-    """Return what the run trained on, as its recipe and settings say."""
+    """Return what the run trained on, as its recipe and settings say.
+
+    Raises:
+        ValueError: if they do not say it.
+    """
     from experiments.recipes import apply_settings, get_recipe
 
-    state = json.loads((run / "run.json").read_text())
+    state = RunFolder(run).state
+    if not state:
+        raise ValueError(
+            f"{run} has no run.json (a sweep's trial has none), which says what was trained on; name the problems with "
+            "`--problems`."
+        )
     problems = apply_settings(get_recipe(state["recipe"])(), state["settings"]).env_config["problems"]
     if not isinstance(problems, str | Path):
         raise ValueError(f"The recipe `{state['recipe']}` makes its problems itself; name them with `--problems`.")
     return str(problems)
+
+
+def _select(run: Path, source: str | None, min_score: float, output: Path) -> str:
+    """Write the selection and return what it is, as text.
+
+    Raises:
+        ValueError: if the run has no episode, not one of these problems, or none that scores above `min_score`.
+        FileNotFoundError, ImportError: as `ProblemSet.load`.
+        OSError: if `output` cannot be written.
+    """
+    path = run / records.GROUPS_NAME
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; RUN should be the folder of a training run.")
+    curves = reward_curves(_iterations(path))
+    if not curves:
+        raise ValueError(f"{path} has no graded training episode; train for at least one iteration.")
+    source = source or _training_problems(run)
+    problems = ProblemSet.load(source)
+    num_known = sum(problem.id in curves for problem in problems)
+    if not num_known:
+        raise ValueError(
+            f"None of the {len(curves)} problems with episodes, such as {next(iter(curves))!r}, is in {source}, which "
+            f"has ids such as {problems[0].id!r}. Name the problems that the run was trained on with `--problems`."
+        )
+    rows = selected_rows(problems, curves, min_score)
+    values = np.array(list(scores(curves).values()))
+    summary = f"median {np.median(values):.3f}, lowest {values.min():.3f}, highest {values.max():.3f}"
+    if not rows:
+        raise ValueError(f"No problem scores above {min_score} ({summary}); nothing was written. Lower `--min-score`.")
+    output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    visits = np.array([len(curve) for curve in curves.values()])
+    lines = [f"problems with episodes  {num_known} of {len(problems)}, visits {visits.min()} to {visits.max()}"]
+    if num_known < len(curves):
+        lines.append(f"                        {len(curves) - num_known} more with episodes are not in {source}")
+    lines.append(f"score                   {summary}")
+    if visits.max() == 1:
+        lines.append(
+            "                        no problem was visited twice: a score is the distance from the mean, no curve's"
+        )
+    lines.append(f"selected                {len(rows)}, score above {min_score}: {output}")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -103,26 +174,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--problems", help="the problems trained on, if not those the run's recipe names")
     parser.add_argument("--output", type=Path, help="the file to write (default RUN/selected.jsonl)")
     options = parser.parse_args(arguments)
-    path = options.run / records.GROUPS_NAME
-    if not path.exists():
-        parser.error(f"{path} is not there; RUN should be the folder of a training run.")
-    with path.open(encoding="utf-8") as lines:
-        curves = reward_curves(json.loads(line) for line in lines if line.endswith("\n"))
-    if not curves:
-        parser.error(f"{path} has no graded training episode; train for at least one iteration.")
-    problems = ProblemSet.load(options.problems or _training_problems(options.run))
-    rows = selected_rows(problems, curves, options.min_score)
     output = options.output or options.run / "selected.jsonl"
-    output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    values = np.array(list(scores(curves).values()))
-    visits = np.array([len(curve) for curve in curves.values()])
-    print(f"problems with episodes  {len(curves)} of {len(problems)}, visits {visits.min()} to {visits.max()}")
-    print(
-        f"score                   median {np.median(values):.3f}, lowest {values.min():.3f}, highest {values.max():.3f}"
-    )
-    if visits.max() == 1:
-        print("                        no problem was visited twice: a score is the distance from the mean, no curve's")
-    print(f"selected                {len(rows)}, score above {options.min_score}: {output}")
+    if not options.min_score < 1:  # nan too
+        parser.error(f"`--min-score` is {options.min_score}; no score is above 1, so it should be a number below.")
+    if options.output and (output.is_dir() or not output.parent.is_dir()):
+        parser.error(f"`--output {output}` should be a file in a folder that is there.")
+    try:
+        print(_select(options.run, options.problems, options.min_score, output))
+    except (OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -57,16 +57,74 @@ def test_the_best_problems_come_first_and_the_others_stay_away() -> None:
     assert [row["id"] for row in selected_rows(problems, reward_curves(ITERATIONS), min_score=0.6)] == ["half"]
 
 
-def test_the_command_writes_a_problem_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def run_and_problems(tmp_path: Path, *names: str) -> tuple[Path, Path]:
+    """Write the groups of a run, the last line unfinished, and problems of these ids; return both paths."""
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ITERATIONS) + '{"unfin')
     problems = tmp_path / "train.jsonl"
-    problems.write_text(
-        "".join(f'{{"id": "{name}", "question": "{name}?", "answer": "1"}}\n' for name in ("half", "never"))
-    )
-    main([str(tmp_path), "--problems", str(problems)])
+    problems.write_text("".join(f'{{"id": "{name}", "question": "{name}?", "answer": "1"}}\n' for name in names))
+    return tmp_path, problems
+
+
+def test_the_command_writes_a_problem_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, problems = run_and_problems(tmp_path, "half", "never", "unvisited")
+    main([str(run), "--problems", str(problems)])
     rows = [json.loads(line) for line in (tmp_path / "selected.jsonl").read_text().splitlines()]
     assert [(row["id"], row["question"], row["score"]) for row in rows] == [("half", "half?", 0.827586)]
-    assert "selected                1, score above 0.6" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "problems with episodes  2 of 3, visits 2 to 2\n" in printed
+    assert f"2 more with episodes are not in {problems}\n" in printed  # learned, always
+    assert "selected                1, score above 0.6" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--problems", "arithmetic"],
+            "None of the 4 problems with episodes, such as 'learned', is in arithmetic, which",
+        ),
+        (["--problems", "no.jsonl"], "No problem file 'no.jsonl'"),
+        (["--min-score", "0.9"], "No problem scores above 0.9 (median 0.276, lowest -0.552, highest 0.828)"),
+        (["--min-score", "nan"], "`--min-score` is nan; no score is above 1"),
+        (["--min-score", "2"], "`--min-score` is 2.0; no score is above 1"),
+        (["--output", "."], "`--output .` should be a file in a folder that is there"),
+        (["--output", "missing/chosen.jsonl"], "`--output missing/chosen.jsonl` should be a file in a folder"),
+    ],
+)
+def test_what_selects_nothing_is_refused_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    run, problems = run_and_problems(tmp_path, "half", "never")
+    with pytest.raises(SystemExit):
+        main([str(run), "--problems", str(problems), *options])
+    assert message in capsys.readouterr().err
+    assert not (run / "selected.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"groups": 1}', '{"groups": [["half"]]}', '{"groups": [["half", "x"]]}']
+)
+def test_a_damaged_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    run, problems = run_and_problems(tmp_path, "half")
+    (run / "groups.jsonl").write_text(json.dumps(ITERATIONS[0]) + f"\n{line}\n")
+    with pytest.raises(SystemExit):
+        main([str(run), "--problems", str(problems)])
+    assert f"{run / 'groups.jsonl'}, line 2: not what a run writes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [(None, "has no run.json (a sweep's trial has none)"), ("{", "run.json is not what a run writes")],
+)
+def test_a_run_that_does_not_say_its_problems_asks_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str | None, message: str
+) -> None:
+    run, _ = run_and_problems(tmp_path)
+    if state is not None:
+        (run / "run.json").write_text(state)
+    with pytest.raises(SystemExit):
+        main([str(run)])
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_episodes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
