@@ -279,6 +279,15 @@ def test_the_command_prints_one_object(tmp_path: Path) -> None:
     assert found == {"cases": 6, "agree": 3, "false_positives": 1, "false_negatives": 1, "unknown": 1}
 
 
+def test_separators_within_a_string_and_a_byte_order_mark_are_no_ends_of_lines(tmp_path: Path) -> None:
+    row = {"id": "a", "gold": "1/2", "prediction": "so\u2028 it\u2029 is\u0085 \\boxed{0.5}", "expected": True}
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + 2 * (json.dumps(row, ensure_ascii=False).encode() + b"\r\n"))
+    command = [sys.executable, "-m", "torl_env.grading", str(path), "--json"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert (found["cases"], found["agree"]) == (2, 2)
+
+
 @needs_shared_files
 def test_public_cases_agree_with_their_mathematical_verdicts() -> None:
     threads = threading.active_count()

@@ -69,7 +69,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     try:
-        found = report(arguments.file.read_text(encoding="utf-8").splitlines())
+        # Not `splitlines`: a JSON string may hold U+2028 or U+0085 as they are. Some editors begin a file with a mark.
+        found = report(arguments.file.read_text(encoding="utf-8-sig").split("\n"))
     except (OSError, ValueError) as error:
         parser.error(f"{arguments.file}: {error}")
     if arguments.json:
