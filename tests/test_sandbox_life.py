@@ -164,6 +164,32 @@ async def test_closing_ends_everything() -> None:
     assert not any(interpreter.alive for interpreter in sandbox._interpreters.values())
 
 
+async def test_closing_ends_an_interpreter_that_is_just_starting() -> None:
+    before = set(psutil.Process().children())
+    sandbox = LocalSandbox()
+    run = asyncio.create_task(sandbox.run(FOREVER, 1000))
+    check = asyncio.create_task(sandbox.check(1000))
+    await until(lambda: bool(set(psutil.Process().children()) - before))
+    await sandbox.close()
+    assert (await run).stderr == "SandboxError: the sandbox was closed"
+    assert (await check).status is not Status.FAILED
+    assert set(psutil.Process().children()) <= before
+
+
+async def test_closing_goes_on_when_its_caller_is_cancelled(own_sandbox: LocalSandbox) -> None:
+    run = asyncio.create_task(own_sandbox.run(FOREVER, 1000))
+    await until(lambda: len(programs_of(own_sandbox)) == 1)
+    keeper = psutil.Process(zygote_pid(own_sandbox))
+    closing = asyncio.create_task(own_sandbox.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await own_sandbox.close()
+    assert not keeper.is_running()
+    assert own_sandbox._thread is not None
+    assert not own_sandbox._thread.is_alive()
+    assert (await run).stderr == "SandboxError: the sandbox was closed"
+
+
 def test_it_serves_several_event_loops() -> None:
     sandbox = LocalSandbox()
     for number in range(2):

@@ -161,32 +161,45 @@ class LocalSandbox:
         """Return a live interpreter with `packages`, started by the first run that needs it."""
         interpreter = self._interpreters.get(packages)
         if interpreter is None or not interpreter.alive:
+            if self._closed:
+                raise SandboxProcessError("the sandbox was closed")
             starting = self._starting.get(packages)
             if starting is None or starting.done():
-                starting = self._starting[packages] = asyncio.create_task(start_isolated(self.tier, packages))
+                starting = self._starting[packages] = asyncio.create_task(self._start_interpreter(packages))
                 starting.add_done_callback(lambda task: task.cancelled() or task.exception())
             interpreter = await asyncio.shield(starting)
-            self._interpreters[packages] = interpreter
+        return interpreter
+
+    async def _start_interpreter(self, packages: tuple[str, ...]) -> Interpreter:
+        """Start an interpreter and note it, whoever still waits for it: `_end` has to find it."""
+        interpreter = self._interpreters[packages] = await start_isolated(self.tier, packages)
         return interpreter
 
     async def close(self) -> None:
-        """Kill the programs in flight, end the zygote and the thread; their callers get sandbox errors."""
+        """Kill the programs in flight, end the zygote and the thread; their callers get sandbox errors.
+
+        It goes on if this call is cancelled; another one waits for it too.
+        """
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
-            return
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), loop))
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.to_thread(self._thread.join)
+            if loop is not None:
+                asyncio.run_coroutine_threadsafe(self._end(), loop)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
 
     async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*self._starting.values(), return_exceptions=True)
-        for interpreter in self._interpreters.values():
-            interpreter.close()
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._starting.values(), return_exceptions=True)
+            for interpreter in self._interpreters.values():
+                interpreter.close()
+            # A check or a start may have been in flight too: it has no interpreter any more.
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        finally:
+            asyncio.get_running_loop().stop()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
