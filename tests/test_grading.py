@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import ray
 from tests.shared_files import GRADING_CASES, needs_shared_files
 from torl_env import Problem, Reward, Verdict, grade
 from torl_env.grading import extract_answer, grade_async, grade_batch, grading_failures
-from torl_env.grading.__main__ import report
+from torl_env.grading.__main__ import main, report
 from torl_env.grading.workers import GradingWorkers
 
 HANG = ("\\sqrt{5}", "\\sum_{k=1}^{9999999}\\frac{1}{k}")  # no power, no factorial: not for the size gate
@@ -286,6 +287,34 @@ def test_separators_within_a_string_and_a_byte_order_mark_are_no_ends_of_lines(t
     command = [sys.executable, "-m", "torl_env.grading", str(path), "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert (found["cases"], found["agree"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"gold": "1", "prediction": 1, "expected": true}', "line 2: field `prediction` should be text, got 1."),
+        ('{"gold": "1", "prediction": ["1"], "expected": true}', "field `prediction` should be text, got ['1']."),
+        ('{"gold": 1, "expected": true}', "line 2: field `gold` should be text, got 1."),
+        ('{"gold": "1"}', "line 2: field `expected` should be true or false, got nothing."),
+        ("[]", "line 2: got '[]'; expected a JSON object."),
+        ("[" * 100_000, "line 2: not JSON (maximum recursion depth exceeded"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named_with_its_field(line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        report(['{"gold": "1", "prediction": null, "expected": false}', line])
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_half_of_a_surrogate_pair_can_be_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text('{"id": "\\ud800", "gold": "\\ud801", "prediction": "\\ud802", "expected": true}\n')
+    monkeypatch.setattr(sys, "argv", ["grading", str(path), *options])
+    main()
+    printed = capsys.readouterr().out
+    assert [half for half in ("\\ud800", "\\ud801", "\\ud802") if half not in printed] == []
 
 
 @needs_shared_files

@@ -11,9 +11,16 @@ import json
 import statistics
 import time
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from torl_env.grading import Verdict, grade
+
+_FIELDS: tuple[tuple[str, type | UnionType, str], ...] = (
+    ("gold", str, "text"),
+    ("prediction", str | None, "text"),
+    ("expected", bool, "true or false"),
+)
 
 
 def report(lines: list[str]) -> dict[str, Any]:
@@ -49,16 +56,14 @@ def report(lines: list[str]) -> dict[str, Any]:
 def _case(line: str, number: int) -> dict[str, Any]:
     try:
         case = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number}: not JSON ({error}); expected one JSON object a line.") from None
-    if (
-        not isinstance(case, dict)
-        or not isinstance(case.get("gold"), str)
-        or not isinstance(case.get("expected"), bool)
-    ):
-        raise ValueError(
-            f'line {number}: expected {{"gold": text, "expected": true or false, ...}}, got {line[:80]!r}.'
-        )
+    if not isinstance(case, dict):
+        raise ValueError(f"line {number}: got {line[:80]!r}; expected a JSON object.")
+    for field, kinds, expected in _FIELDS:
+        if not isinstance(case.get(field), kinds):
+            got = repr(case[field])[:80] if field in case else "nothing"
+            raise ValueError(f"line {number}: field `{field}` should be {expected}, got {got}.")
     return case
 
 
@@ -74,12 +79,13 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(f"{arguments.file}: {error}")
     if arguments.json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(found))  # in ASCII: half of a surrogate pair could not be written otherwise
         return
     for entry in found["disagreements"]:
         prediction = (entry["prediction"] or "")[-120:]
         print(
-            f"{entry['id']}: {entry['verdict']}, expected {entry['expected']}: {entry['gold'][:80]!r} | {prediction!r}"
+            f"{entry['id']!r}: {entry['verdict']}, expected {entry['expected']}: "
+            f"{entry['gold'][:80]!r} | {prediction!r}"
         )
     for key in ("cases", "agree", "false_positives", "false_negatives", "unknown", "median_ms", "p99_ms"):
         print(f"{key:16}{found[key]}")
