@@ -235,6 +235,24 @@ def test_an_empty_set_and_double_ids_are_rejected(tmp_path: Path) -> None:
         ProblemSet(problems(2) + problems(1))
 
 
+def test_double_ids_of_a_file_are_named_with_both_lines(tmp_path: Path) -> None:
+    rows = ['{"id": "a", "question": "q1", "answer": "1"}', '{"question": "q2", "answer": "2"}']
+    path = write(tmp_path / "set.jsonl", *rows, rows[0])
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: id 'a' is that of {path}, line 1 too")):
+        ProblemSet.load(path)
+    path = write(tmp_path / "set.jsonl", *rows, '{"id": 2, "question": "q3", "answer": "3"}')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 3: id '2' is that of {path}, line 2 too")):
+        ProblemSet.load(path)
+
+
+def test_a_file_without_a_row_and_a_folder_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "empty.jsonl", "")
+    with pytest.raises(ValueError, match=re.escape(f"{path} has no row")):
+        ProblemSet.load(path)
+    with pytest.raises(FileNotFoundError, match=re.escape(f"No problem file {str(tmp_path)!r} (it is a folder)")):
+        ProblemSet.load(tmp_path)
+
+
 def test_the_built_in_splits_share_no_question() -> None:
     train, test = ProblemSet.load("arithmetic"), ProblemSet.load("arithmetic", split="test")
     assert (len(train), len(test)) == (4096, 200)
@@ -314,6 +332,18 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "problems.parquet").write_bytes(b"not parquet")
     with pytest.raises(ValueError, match=r"problems.parquet: no Parquet file"):
         ProblemSet.load(tmp_path / "problems.parquet")
+
+
+def test_a_damaged_parquet_file_is_named_with_the_last_good_row(tmp_path: Path) -> None:
+    rows = [{"problem": f"q{number}", "answer": str(number)} for number in range(1, 6001)]
+    path = tmp_path / "problems.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=4096)
+    offset = pyarrow.parquet.read_metadata(path).row_group(1).column(0).dictionary_page_offset
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 64] = b"\xff" * 64
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: no Parquet file, or damaged after row 4096 (")):
+        ProblemSet.load(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:

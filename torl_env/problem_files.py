@@ -26,16 +26,17 @@ def read_rows(source: str, split: str) -> Iterator[tuple[str, Any]]:
 
     Raises:
         ValueError: naming file and line of what is no row; or if the data set or its split cannot be had.
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if there is no such file, or it is a folder.
         ImportError: if the extra that reads the format is not installed.
     """
     if source.startswith(HUB_PREFIX):
         return _read_hub(source.removeprefix(HUB_PREFIX), split)
     path = Path(source)
     if not path.is_file():
+        found = " (it is a folder)" if path.is_dir() else ""
         raise FileNotFoundError(
-            f"No problem file {source!r}; expected a JSON Lines or Parquet file, {HUB_PREFIX!r} and a data set's name, "
-            "or 'arithmetic'."
+            f"No problem file {source!r}{found}; expected a JSON Lines or Parquet file, {HUB_PREFIX!r} and a data "
+            "set's name, or 'arithmetic'."
         )
     return _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
 
@@ -58,21 +59,22 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise ImportError(
             f"{path}: Parquet needs pyarrow; install it with the extra `datasets` (or `cpu`, `gpu`)."
         ) from None
+    number = 0
     try:
-        file = parquet.ParquetFile(path)
-    except ValueError as error:  # pyarrow's own are such
-        raise ValueError(f"{path}: no Parquet file ({error}).") from None
-    with file:
-        number = 0
-        for batch in file.iter_batches(_ROWS_AT_ONCE):  # never the whole file as Python objects
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", row
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE):  # never the whole file as Python objects
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (ValueError, OSError, ArrowException) as error:  # what pyarrow raises for one that is damaged
+        raise ValueError(
+            f"{path}: no Parquet file, or damaged after row {number} ({error}); expected a whole Parquet file."
+        ) from None
 
 
 def _read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
@@ -155,6 +157,10 @@ def _text(row: Mapping[str, Any], field: str, where: str, default: str | None = 
     if value is None and default is not None:
         return default
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, float) and math.isinf(value):  # 1e400 too, whose digits are lost
+            raise ValueError(
+                f"{where}: field `{field}` is infinite; expected a finite number, or text such as \\infty."
+            )
         return str(value)
     if numbers and isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return ", ".join(value)  # an answer of several parts, as OlympiadBench has them

@@ -109,14 +109,25 @@ class ProblemSet(Sequence[Problem]):
             return cls(arithmetic.generate(split, BUILT_IN_SIZES[split]), name=f"{BUILT_IN}/{split}")
         reader = RowReader(fields)
         problems, left_out = [], []
+        places: dict[str, str] = {}  # by id
         for where, row in read_rows(str(source), split):
             values = reader.read(row, where)
             reason = why_ungradable(values["answer"])
             if reason:
                 left_out.append(LeftOut(where, f"answer {values['answer'][:80]!r}: {reason}"))
-            else:
-                problems.append(Problem(**values))
-        if left_out and not problems:
+                continue
+            first = places.setdefault(values["id"], where)
+            if first != where:
+                raise ValueError(
+                    f"{where}: id {values['id']!r} is that of {first} too; ids must be unique. Give each row its "
+                    "own, or none an id: a row without one has its number as id."
+                )
+            problems.append(Problem(**values))
+        if not problems:
+            if not left_out:
+                raise ValueError(
+                    f"{source} has no row: problem set `{Path(source).stem}` is empty; expected a problem."
+                )
             reasons = "; ".join(f"{row.where}: {row.reason}" for row in left_out[:3])
             raise ValueError(f"None of the {len(left_out)} answers of {source} can be graded: {reasons}.")
         loaded = cls(problems, name=Path(source).stem, left_out=left_out)
