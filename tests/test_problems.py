@@ -60,6 +60,8 @@ def test_a_file_gives_its_problems_in_order(tmp_path: Path) -> None:
         ('{"question": "q"}', "line 2: field `answer` should be a string, got nothing"),
         ('{"question": "q", "answer": null}', "line 2: field `answer` should be a string, got None"),
         ('{"question": "q", "answer": true}', "line 2: field `answer` should be a string, got True"),
+        ('{"question": "q", "answer": 1e400}', "line 2: field `answer` is infinite; expected a finite number"),
+        ('{"question": "q", "answer": -Infinity}', "line 2: field `answer` is infinite; expected a finite number"),
         ('{"question": " ", "answer": "1"}', "line 2: field `question` is empty"),
         ('{"question": ["q"], "answer": "1"}', "line 2: field `question` should be a string, got ['q']"),
         ('{"question": "q", "answer": "1", "kind": 3}', "line 2: field `kind` should be a string, got 3"),

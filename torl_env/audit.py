@@ -17,6 +17,11 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
+_SIZES = re.compile(r"\\(?:left|right)(?![A-Za-z])|[\s$.]")
+_PAIR = re.compile(r"\(\)|\[\]")
+_OPEN_ENDED = re.compile(r"(?<!\\)[\^_/]$")
+_NO_ARGUMENT = re.compile(r"\\[dt]?frac\s*(?:\{[^{}]*\}\s*)?\{\s*\}|\\sqrt\s*\{\s*\}")
+_ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{")
 
 
 def why_ungradable(gold: str) -> str | None:
@@ -37,6 +42,24 @@ def why_ungradable(gold: str) -> str | None:
             break
     if depth:
         return "its braces do not match"
+    if "\\boxed" not in text and (reason := _why_cut_off(text)):  # of a solution, what is in the box counts
+        return reason
     if len(_WORD.findall(text)) > _MAX_WORDS or len(_HAN.findall(text)) > 2 * _MAX_WORDS:
         return "it is prose"
+    return None
+
+
+def _why_cut_off(text: str) -> str | None:
+    """Return what is missing for sure: "=" and "+" are answers to "which sign?", "]0, 1[" and "a) 3" are whole."""
+    if _OPEN_ENDED.search(text.strip("$. ")):
+        return "nothing follows its last sign"
+    if _NO_ARGUMENT.search(text):
+        return "its fraction or root is empty"
+    environments = _ENVIRONMENT.findall(text)
+    if environments.count("begin") > environments.count("end"):
+        return "its environment does not end"
+    bare = _SIZES.sub("", text)
+    only_brackets = not bare.strip("()[]") and _PAIR.sub("", bare)
+    if only_brackets or bare.count("(") > bare.count(")") + bare.count("]") + bare.count("["):
+        return "its brackets do not match"
     return None

@@ -11,6 +11,7 @@ A solution that ends with "#### 72", as those of GSM8K do, has the answer 72. Ot
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
