@@ -123,6 +123,23 @@ async def test_the_client_gives_the_results_of_the_local_sandbox(server: str) ->
     assert (await client.run("1", 10)).stderr == "SandboxError: the sandbox client is closed"
 
 
+async def test_a_forked_process_has_connections_of_its_own(server: str) -> None:
+    script = (
+        "import os, sys\nfrom torl_env.sandbox.blocking import run_blocking\n"
+        "from torl_env.sandbox.http import HttpSandbox\n"
+        "client = HttpSandbox(sys.argv[1], token=sys.argv[2])\nrun_blocking(client.run('1', 10))\n"
+        "child = os.fork()\nprint(run_blocking(client.run('print(1)', 10)).ok, flush=True)\n"
+        "first = [id(session._loop) for session in client._sessions.values()]\n"
+        "print(len(set(first)) == (1 if child else 2), flush=True)\nrun_blocking(client.close())\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, server, TOKEN), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert output == b"True\n" * 4
+
+
 async def test_overload_and_outages_are_tried_again() -> None:
     answers = [503, 504, 200]
 

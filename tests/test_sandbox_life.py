@@ -190,6 +190,45 @@ async def test_closing_goes_on_when_its_caller_is_cancelled(own_sandbox: LocalSa
     assert (await run).stderr == "SandboxError: the sandbox was closed"
 
 
+FORK = """
+import asyncio, os, signal, sys
+import psutil
+from torl_env import LocalSandbox
+from torl_env.sandbox.blocking import background_loop, run_blocking
+sandbox = LocalSandbox(max_concurrent_runs=2, tier=sys.argv[1])
+run_blocking(sandbox.start())
+(keeper,) = psutil.Process().children()
+num_before = len(keeper.children(recursive=True))
+code = "import time; time.sleep(2); print('of the parent')"
+run = asyncio.run_coroutine_threadsafe(sandbox.run(code, 60), background_loop())
+while len(keeper.children(recursive=True)) == num_before:
+    pass
+child = os.fork()
+if child == 0:
+    print(run_blocking(sandbox.run("print('of the child')", 60)).stdout, end="", flush=True)
+    run_blocking(sandbox.close())
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+print(run.result().stdout, end="", flush=True)
+if os.fork() == 0:
+    print(os.getpid(), keeper.pid, flush=True)
+    signal.pause()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("tier", ["strict", "fallback"])
+async def test_a_forked_process_has_a_sandbox_of_its_own(tier: str) -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", FORK, tier, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout is not None
+    lines = [await asyncio.wait_for(owner.stdout.readline(), 60) for _ in range(3)]
+    assert lines[:2] == [b"of the child\n", b"of the parent\n"]
+    child, keeper = map(int, lines[2].split())
+    await until(lambda: not psutil.pid_exists(keeper))  # although the child lives, which had a copy of its socket
+    os.kill(child, signal.SIGKILL)
+    await owner.communicate()
+
+
 def test_it_serves_several_event_loops() -> None:
     sandbox = LocalSandbox()
     for number in range(2):

@@ -1,6 +1,7 @@
 """A sandbox client for an HTTP server that speaks SandboxFusion's protocol, ours or another."""
 
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -39,7 +40,7 @@ class HttpSandbox:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._max_attempts = max_attempts
         self._max_wait_s = max_wait_s
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[int, aiohttp.ClientSession] = {}  # by process id: a fork would share the connections
         self._closed = False
 
     async def run(self, code: str, timeout_s: float, **options: Any) -> ExecutionResult:
@@ -80,14 +81,14 @@ class HttpSandbox:
         return ExecutionResult.sandbox_error(f"{failure}, {self._max_attempts} times")
 
     def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
+        if os.getpid() not in self._sessions:
             connector = aiohttp.TCPConnector(limit=0)  # the queue is the server's
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        return self._session
+            self._sessions[os.getpid()] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._sessions[os.getpid()]
 
     async def close(self) -> None:
         """Close the connections; later runs are sandbox errors."""
         self._closed = True
-        session, self._session = self._session, None
+        session = self._sessions.pop(os.getpid(), None)
         if session is not None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), background_loop()))

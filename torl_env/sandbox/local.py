@@ -3,8 +3,10 @@
 import asyncio
 import os
 import re
+import selectors
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,6 +18,8 @@ from torl_env.sandbox.tiers import TIERS, Interpreter, start_isolated
 from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Tier
 
 T = TypeVar("T")
+_sandboxes: "weakref.WeakSet[LocalSandbox]" = weakref.WeakSet()
+_parents: list[object] = []
 _STARTS = 2  # a zygote that died is replaced once per run before the run counts as a sandbox error
 # Programs that name one of these run in a second interpreter that has them warm: in the first they would cost every
 # program some milliseconds for the larger interpreter, here they would cost their import, a second.
@@ -28,7 +32,7 @@ class LocalSandbox:
     One thread with an event loop of its own serves all callers, from any thread and loop, so that a busy caller
     cannot stretch a program's time limit and ten thousand waiting programs cost no thread each. The queue is first
     come, first served; a program's clock starts when it leaves the queue. Cancelling a run kills its program.
-    Nothing is started before the first run. Pickles as its settings.
+    Nothing is started before the first run. Pickles as its settings; after `os.fork` the child begins anew.
     """
 
     def __init__(
@@ -63,7 +67,13 @@ class LocalSandbox:
         self.max_concurrent_runs = max_concurrent_runs or len(os.sched_getaffinity(0))
         self.max_queued_runs = max_queued_runs
         self.memory_mb = memory_mb
+        self._closed = False
+        self._begin()
+        _sandboxes.add(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._selector: selectors.BaseSelector | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._slots = asyncio.Semaphore(self.max_concurrent_runs)  # used on the private loop only
@@ -71,7 +81,14 @@ class LocalSandbox:
         self._interpreters: dict[tuple[str, ...], Interpreter] = {}
         self._starting: dict[tuple[str, ...], asyncio.Task[Interpreter]] = {}
         self._tasks: set[asyncio.Task[ExecutionResult]] = set()
-        self._closed = False
+
+    def leave_to_parent(self) -> None:
+        """In a process that was just forked: begin anew, since the thread and its programs are the parent's."""
+        if self._selector is not None:
+            # Kept for good: what is collected is closed, and the programs in flight are not this process's to end.
+            _parents.append((self._loop, self._thread, self._interpreters, self._starting, self._tasks))
+            self._selector.close()  # what it watches is shared, so that nothing here may change it
+        self._begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.max_concurrent_runs, self.memory_mb, self.max_queued_runs, self.tier)
@@ -112,7 +129,8 @@ class LocalSandbox:
             if self._closed:
                 raise SandboxProcessError("the sandbox is closed")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._selector = selectors.DefaultSelector()
+                self._loop = asyncio.SelectorEventLoop(self._selector)
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name="local-sandbox", daemon=True)
                 self._thread.start()
             done: Future[T] = asyncio.run_coroutine_threadsafe(work(), self._loop)
@@ -210,3 +228,11 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 def _rebuild(max_concurrent_runs: int, memory_mb: int, max_queued_runs: int | None, tier: str) -> LocalSandbox:
     return LocalSandbox(max_concurrent_runs, memory_mb, max_queued_runs=max_queued_runs, tier=tier)
+
+
+def _leave_to_parent() -> None:
+    for sandbox in list(_sandboxes):
+        sandbox.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -13,8 +13,9 @@ import socket
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torl_env.sandbox.capture import Capture
@@ -30,6 +31,7 @@ _FORK_TIMEOUT_S = 10.0  # a fork takes milliseconds: a zygote that needs longer 
 _KILL_GRACE_S = 5.0  # so does a kill
 _MIN_DELAY_S = 0.02
 _MAX_STRETCH = 3.0  # a program that waits for a busy core gets its time all the same, up to so many times the limit
+_zygotes: "weakref.WeakSet[Zygote]" = weakref.WeakSet()
 
 
 class SandboxProcessError(Exception):
@@ -49,9 +51,10 @@ class _Run:
     killer: int
     directory: int
     ended: asyncio.Future[Ending]
+    owner: int = field(default_factory=os.getpid)
 
     def kill(self) -> None:
-        if self.killer < 0:
+        if self.killer < 0 or self.owner != os.getpid():  # a forked process has a copy, which it lets go of at its end
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.killer, signal.SIGKILL)
@@ -112,6 +115,7 @@ class Zygote:
                 raise SandboxProcessError(f"the interpreter did not start ({error.strerror})") from error
         self._control.setblocking(False)
         self.alive = True
+        _zygotes.add(self)
         self._loop.add_reader(self._control, self._on_message)
 
     @property
@@ -131,6 +135,10 @@ class Zygote:
             self._destroy()
             raise SandboxProcessError(f"the interpreter did not start within {_START_TIMEOUT_S:g} s")
         self._ready.result()
+
+    def leave_to_parent(self) -> None:
+        """In a process that was just forked: let go of the zygote, which ends when nobody holds its socket."""
+        self._control.close()
 
     def close(self) -> None:
         """End the zygote and with it all its programs."""
@@ -333,3 +341,11 @@ def _standard_input(text: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _leave_to_parent() -> None:
+    for zygote in list(_zygotes):
+        zygote.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
