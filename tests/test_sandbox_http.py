@@ -176,6 +176,39 @@ async def test_what_keeps_failing_is_a_sandbox_error(status: int, num_calls: int
     await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "null", '"x"', "5", "[" * 100_000, "no JSON", "\xff"),
+        '{"status": ["Success"]}',
+        *(f'{{"status": "Success", "{name}": [1]}}' for name in ("run_result", "sandbox", "files")),
+        *(f'{{"status": "Success", "files": {{"a": {text}}}}}' for text in ("1", "null", '"%"')),
+        *(
+            f'{{"status": "Success", "run_result": {{"{name}": {value}}}}}'
+            for name, value in (("stdout", 5), ("stderr", "{}"), ("return_code", '"0"'), ("execution_time", "true"))
+        ),
+        *(
+            f'{{"status": "Failed", "sandbox": {{"{name}": {value}}}}}'
+            for name, value in (("tier", '"best"'), ("tier", 5), ("limit_hit", 1), ("cpu_time", '"1"'))
+        ),
+    ],
+    ids=lambda text: text[:60],
+)
+async def test_an_answer_that_is_no_result_is_a_sandbox_error(text: str) -> None:
+    async def run_code(_: web.Request) -> web.Response:
+        return web.Response(body=text.encode("latin-1"), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/run_code", run_code)
+    runner, url = await listen(app)
+    client = HttpSandbox(url, max_attempts=1)
+    result = await client.run("print(1)", 10)
+    assert result.status is Status.SANDBOX_ERROR
+    assert result.stderr.startswith(f"SandboxError: {url} gave no usable answer")
+    await client.close()
+    await runner.cleanup()
+
+
 async def test_a_server_that_is_not_there_is_a_sandbox_error() -> None:
     client = HttpSandbox("http://127.0.0.1:1", max_attempts=2)
     result = await client.run("print(1)", 10)

@@ -76,7 +76,7 @@ class HttpSandbox:
                     return parse_response(await response.json())
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
                 failure = f"{self.url} did not answer ({type(error).__name__})"
-            except (aiohttp.ClientError, BadRequestError, ValueError) as error:
+            except (aiohttp.ClientError, BadRequestError, ValueError, RecursionError) as error:
                 return ExecutionResult.sandbox_error(f"{self.url} gave no usable answer ({error})")
         return ExecutionResult.sandbox_error(f"{failure}, {self._max_attempts} times")
 

@@ -21,15 +21,15 @@ from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Status
 _DEFAULT_TIMEOUT_S = 10.0
 _KINDS: dict[str, tuple[type, ...]] = {
     "code": (str,),
-    "stdin": (str, type(None)),
-    "run_timeout": (int, float, type(None)),
-    "cpu_timeout": (int, float, type(None)),
-    "memory_limit_MB": (int, type(None)),
-    "seed": (int, type(None)),
-    "allow_subprocess": (bool, type(None)),
-    "echo_last_expr": (bool, type(None)),
-    "files": (dict, type(None)),
-    "fetch_files": (list, type(None)),
+    "stdin": (str,),
+    "run_timeout": (int, float),
+    "cpu_timeout": (int, float),
+    "memory_limit_MB": (int,),
+    "seed": (int,),
+    "allow_subprocess": (bool,),
+    "echo_last_expr": (bool,),
+    "files": (dict,),
+    "fetch_files": (list,),
 }
 
 
@@ -49,11 +49,10 @@ def parse_request(body: Any) -> RunRequest:
         raise BadRequestError("`code` is missing.")
     if body.get("language", "python") not in ("python", "python3"):
         raise BadRequestError(f"`language` ({body['language']!r}) should be 'python'.")
+    if body["code"] is None:
+        raise BadRequestError("`code` (None) should be of kind str.")
     for name, kinds in _KINDS.items():
-        value = body.get(name)
-        if name in body and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-            raise BadRequestError(f"`{name}` ({value!r:.100}) should be of kind {wanted}.")
+        _value(body, name, *kinds)
     memory_mb = body.get("memory_limit_MB")
     paths = body.get("fetch_files") or []
     if not all(isinstance(path, str) for path in paths):
@@ -73,6 +72,15 @@ def parse_request(body: Any) -> RunRequest:
         )
     except ValueError as error:
         raise BadRequestError(str(error)) from error
+
+
+def _value(of: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """Return a field, None if it is missing or null; one of another kind is an error."""
+    value = of.get(name)
+    if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise BadRequestError(f"`{name}` ({value!r:.100}) should be of kind {wanted}.")
+    return value
 
 
 def _decode(path: str, text: Any) -> bytes:
@@ -133,37 +141,43 @@ def format_response(result: ExecutionResult, pod_name: str = "") -> dict[str, An
     }
 
 
-def parse_response(body: Mapping[str, Any]) -> ExecutionResult:
-    """Return the result a response stands for, of this server's or of another's.
+def parse_response(body: Any) -> ExecutionResult:
+    """Return the result a response stands for, of this server's or of another's; null means the default.
 
     Raises:
         BadRequestError: if it is no such response.
     """
-    status, ran, ours = body.get("status"), body.get("run_result") or {}, body.get("sandbox") or {}
+    if not isinstance(body, dict):
+        raise BadRequestError(f"the answer should be an object; received {type(body).__name__}.")
+    ran, ours, files = (_value(body, name, dict) or {} for name in ("run_result", "sandbox", "files"))
+    status, limit_hit, tier = body.get("status"), _value(ours, "limit_hit", str), _value(ours, "tier", str)
     if status not in ("Success", "Failed", "SandboxError"):
         raise BadRequestError(f"`status` ({status!r:.100}) should be Success, Failed or SandboxError.")
+    if tier and tier not in list(Tier):
+        raise BadRequestError(f"`tier` ({tier!r:.100}) should be one of {', '.join(Tier)}.")
     if status == "SandboxError":
         said = str(body.get("message") or ran.get("stderr") or "the server gave no reason")
         return ExecutionResult.sandbox_error(said.removeprefix("SandboxError: "))
     kind = Status.SUCCESS if status == "Success" else Status.FAILED
     if ran.get("status") == "TimeLimitExceeded":
         kind = Status.TIME_LIMIT
-    elif kind is Status.FAILED and ours.get("limit_hit") == "memory":
+    elif kind is Status.FAILED and limit_hit == "memory":
         kind = Status.MEMORY_LIMIT
+    return_code = _value(ran, "return_code", int)
     return ExecutionResult(
         kind,
-        stdout=ran.get("stdout") or "",
-        stderr=ran.get("stderr") or "",
-        return_code=None if ours.get("limit_hit") == "output" else ran.get("return_code"),
-        run_s=ran.get("execution_time") or 0.0,
-        queue_s=ours.get("queue_time") or 0.0,
-        stdout_truncated=bool(ours.get("stdout_truncated")),
-        stderr_truncated=bool(ours.get("stderr_truncated")),
-        tier=Tier(ours["tier"]) if ours.get("tier") else None,
-        cpu_s=ours.get("cpu_time") or 0.0,
-        max_rss_kb=ours.get("max_rss_kb") or 0,
-        limit_hit=ours.get("limit_hit"),
-        files={path: base64.b64decode(text) for path, text in (body.get("files") or {}).items()},
+        stdout=_value(ran, "stdout", str) or "",
+        stderr=_value(ran, "stderr", str) or "",
+        return_code=None if limit_hit == "output" else return_code,
+        run_s=_value(ran, "execution_time", int, float) or 0.0,
+        queue_s=_value(ours, "queue_time", int, float) or 0.0,
+        stdout_truncated=_value(ours, "stdout_truncated", bool) or False,
+        stderr_truncated=_value(ours, "stderr_truncated", bool) or False,
+        tier=Tier(tier) if tier else None,
+        cpu_s=_value(ours, "cpu_time", int, float) or 0.0,
+        max_rss_kb=_value(ours, "max_rss_kb", int) or 0,
+        limit_hit=limit_hit,
+        files={path: _decode(path, text) for path, text in files.items()},
     )
 
 
