@@ -111,6 +111,26 @@ async def test_a_token_is_asked_for(server: str) -> None:
         assert status == 401
 
 
+async def test_headers_that_no_client_should_send_are_refused(server: str) -> None:
+    for headers, status in (
+        (b"Authorization: Bearer \xff\xfe", b"401"),
+        (b"Authorization: Bearer " + TOKEN.encode() + b"\r\nContent-Encoding: gzip", b"400"),
+        (b"Authorization: Bearer " + TOKEN.encode() + b"\r\nContent-Encoding: deflate", b"400"),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.rpartition(":")[2]))
+        body = b'{"code": "print(1)"}'
+        writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\n" + headers)
+        writer.write(b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await reader.readline()).split()[1] == status
+        writer.close()
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_there_is_not_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--port", port, "--max-concurrent-runs", "1"]) == 2
+    assert "port must be 0-65535" in capsys.readouterr().err
+
+
 async def test_the_client_gives_the_results_of_the_local_sandbox(server: str) -> None:
     client = HttpSandbox(server, token=TOKEN)
     result = await client.run("import sys\nprint(input())\nsys.exit(3)", 10, stdin="hi")

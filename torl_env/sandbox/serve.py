@@ -47,7 +47,7 @@ def build_app(sandbox: LocalSandbox, token: str | None = None) -> web.Applicatio
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token is not None and not hmac.compare_digest(sent.encode(), token.encode()):
+        if token is not None and not hmac.compare_digest(os.fsencode(sent), token.encode()):
             return web.json_response({"detail": "the token is missing or wrong."}, status=401)
         return await handler(request)
 
@@ -60,7 +60,11 @@ def build_app(sandbox: LocalSandbox, token: str | None = None) -> web.Applicatio
 
 
 async def _run_code(request: web.Request) -> web.Response:
-    status, body = await answer(await request.read(), request.app[_SANDBOX].execute, os.uname().nodename)
+    try:
+        sent = await request.read()
+    except web.RequestPayloadError as error:  # of a `Content-Encoding` that the body does not have
+        return web.json_response({"detail": f"the body cannot be read ({error})."}, status=400)
+    status, body = await answer(sent, request.app[_SANDBOX].execute, os.uname().nodename)
     return web.json_response(body, status=status, headers={"Retry-After": "1"} if status == 504 else None)
 
 
@@ -116,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         if token is None and options.host not in _LOOPBACK:
             print("warning: anyone who can reach this address can run programs; see --token-file", file=sys.stderr)
         asyncio.run(_serve(options, token))
-    except (SandboxProcessError, OSError, ValueError) as error:
+    except (SandboxProcessError, OSError, ValueError, OverflowError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
