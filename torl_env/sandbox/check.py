@@ -4,10 +4,10 @@ How to run this script:
     python -m torl_env.sandbox.check FILE.jsonl [--tier strict|fallback] [--url http://127.0.0.1:8080]
 
 Results to expect: the tier, a line for each mismatch, a total; exit status 1 if there was a mismatch, 2 if the sandbox
-could not be used. Each line of the file is an object with `id`, `code`, `expect` and optionally `request` (`timeout`,
-`stdin`, `mem_mb`, `allow_subprocess`, `fetch`; `generate` and `stdin_generate` are Python expressions, evaluated here,
-that build the code or the input: only check files you trust). In the fallback tier a program that asks for subprocesses
-is right if it is refused with the tier's name.
+could not be used, or if the file is not one of cases (then nothing is run). Each line of the file is an object with
+`id`, `code`, `expect` and optionally `request` (`timeout`, `stdin`, `mem_mb`, `allow_subprocess`, `fetch`; `generate`
+and `stdin_generate` are Python expressions, evaluated here, that build the code or the input: only check files you
+trust). In the fallback tier a program that asks for subprocesses is right if it is refused with the tier's name.
 """
 
 import argparse
@@ -23,10 +23,61 @@ import aiohttp
 
 from torl_env.sandbox.local import LocalSandbox
 from torl_env.sandbox.process import SandboxProcessError
-from torl_env.sandbox.wire import format_response, parse_request
+from torl_env.sandbox.wire import format_response, parse_request, parse_response
 
 Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 _TIMEOUT_S = 10.0
+_REQUEST = {"timeout", "stdin", "mem_mb", "allow_subprocess", "fetch", "generate", "stdin_generate"}
+_EXPECT: dict[str, tuple[type, ...]] = {
+    "status": (str, list),
+    "run_status": (str, list),
+    "rc": (int, list, type(None)),
+    **dict.fromkeys(("out_eq", "out_has", "out_not", "err_has", "err_has2", "err_not", "err_eq"), (str,)),
+    "out_in": (list,),
+    "truncated": (bool,),
+    "max_wall": (int, float),
+    "files_eq": (dict,),
+    "differs": (bool,),
+    "follow_up": (str,),
+    "follow_out": (str,),
+    "note": (str,),  # for readers
+}
+
+
+def read_cases(path: Path) -> list[dict[str, Any]]:
+    """Return the cases of a file.
+
+    Raises:
+        ValueError: if a line is no case whose program can be asked for, with its number, or there is none.
+    """
+    cases = []
+    # Not `splitlines`: JSON's strings may hold other line separators as they are.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        if line.strip():
+            try:
+                cases.append(_read_case(line))
+            except Exception as error:  # of whatever kind the file's own expressions raise too
+                raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from error
+    if not cases:
+        raise ValueError(f"{path} has no cases.")
+    return cases
+
+
+def _read_case(line: str) -> dict[str, Any]:
+    case = json.loads(line)
+    if not isinstance(case, dict) or not {"id", "code", "expect"} <= case.keys():
+        raise ValueError("a case should be an object with `id`, `code` and `expect`.")
+    for name, known in (("expect", _EXPECT.keys()), ("request", _REQUEST)):
+        fields = case.get(name, {})
+        if not isinstance(fields, dict) or not fields.keys() <= known:
+            raise ValueError(f"`{name}` ({fields!r:.200}) should be an object of {', '.join(sorted(known))}.")
+    if not case["expect"] or ("follow_up" in case["expect"]) != ("follow_out" in case["expect"]):
+        raise ValueError("`expect` should say something, and `follow_up` and `follow_out` go together.")
+    for name, value in case["expect"].items():
+        if not isinstance(value, _EXPECT[name]):
+            raise ValueError(f"`{name}` ({value!r:.100}) should be of kind {_EXPECT[name][0].__name__}.")
+    parse_request(build_body(case))
+    return case
 
 
 def build_body(case: dict[str, Any]) -> dict[str, Any]:
@@ -87,9 +138,8 @@ async def check_case(case: dict[str, Any], ask: Ask) -> tuple[list[str], str | N
     return wrong, tier
 
 
-async def check_file(path: Path, ask: Ask, num_at_once: int) -> int:
-    """Run every case of a file, print what there is to say, and return the number of mismatches."""
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+async def check_cases(cases: list[dict[str, Any]], ask: Ask, num_at_once: int) -> int:
+    """Run every case, print what there is to say, and return the number of mismatches."""
     turns = asyncio.Semaphore(num_at_once)
 
     async def one(case: dict[str, Any]) -> tuple[list[str], str | None]:
@@ -107,7 +157,7 @@ async def check_file(path: Path, ask: Ask, num_at_once: int) -> int:
     return num_wrong
 
 
-async def _check_locally(path: Path, tier: str, num_at_once: int) -> int:
+async def _check_locally(cases: list[dict[str, Any]], tier: str, num_at_once: int) -> int:
     sandbox = LocalSandbox(num_at_once, tier=tier)
 
     async def ask(body: dict[str, Any]) -> dict[str, Any]:
@@ -115,21 +165,27 @@ async def _check_locally(path: Path, tier: str, num_at_once: int) -> int:
 
     try:
         await sandbox.start()
-        return await check_file(path, ask, num_at_once)
+        return await check_cases(cases, ask, num_at_once)
     finally:
         await sandbox.close()
 
 
-async def _check_server(path: Path, url: str, num_at_once: int, token: str | None) -> int:
+async def _check_server(cases: list[dict[str, Any]], url: str, num_at_once: int, token: str | None) -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers) as session:
 
         async def ask(body: dict[str, Any]) -> dict[str, Any]:
             async with session.post(f"{url.rstrip('/')}/run_code", json=body) as response:
                 response.raise_for_status()
-                return await response.json()
+                return format_response(parse_response(await response.json()))
 
-        return await check_file(path, ask, num_at_once)
+        return await check_cases(cases, ask, num_at_once)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,14 +195,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--url", help="of a server, instead of a local sandbox")
     parser.add_argument("--token", help="that the server asks for")
     parser.add_argument("--tier", choices=("strict", "fallback"), default="strict", help="of the local sandbox")
-    parser.add_argument("--num-at-once", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time")
+    parser.add_argument("--num-at-once", type=_count, default=len(os.sched_getaffinity(0)), help="programs at a time")
     options = parser.parse_args(arguments)
     try:
+        cases = read_cases(options.file)
         if options.url:
-            num_wrong = asyncio.run(_check_server(options.file, options.url, options.num_at_once, options.token))
+            num_wrong = asyncio.run(_check_server(cases, options.url, options.num_at_once, options.token))
         else:
-            num_wrong = asyncio.run(_check_locally(options.file, options.tier, options.num_at_once))
-    except (SandboxProcessError, OSError, aiohttp.ClientError) as error:
+            num_wrong = asyncio.run(_check_locally(cases, options.tier, options.num_at_once))
+    except (SandboxProcessError, OSError, ValueError, RecursionError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 1 if num_wrong else 0
