@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -252,6 +253,35 @@ async def test_settings_out_of_range_are_named() -> None:
         LocalSandbox(tier="best")
     with pytest.raises(ValueError, match=r"`timeout_s` \(0\)"):
         await LocalSandbox().run("1", 0)
+    for name, value in (("max_concurrent_runs", 1.5), ("memory_mb", 512.5), ("max_queued_runs", "1")):
+        with pytest.raises(ValueError, match=f"`{name}` .* should be of kind int"):
+            LocalSandbox(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("code", None, "str"),
+        ("timeout_s", "5", "int or float"),
+        ("timeout_s", True, "int or float"),
+        ("cpu_timeout_s", "5", "int or float or None"),
+        ("memory_mb", 512.5, "int or None"),
+        ("stdin", b"", "str"),
+        ("seed", 1.5, "int or None"),
+        ("seed", "a", "int or None"),
+        ("allow_subprocess", "no", "bool"),
+        ("echo_last_expr", 1, "bool"),
+        ("files", {"a": "text"}, "bytes"),
+        ("files", {1: b""}, "str"),
+        ("files", ["a"], "Mapping"),
+        ("fetch_files", "abc", "tuple or list"),
+        ("fetch_files", (1,), "str"),
+    ],
+)
+async def test_an_argument_of_the_wrong_kind_is_named(name: str, value: object, kind: str) -> None:
+    arguments: dict[str, Any] = {"code": "1", "timeout_s": 5}
+    with pytest.raises(ValueError, match=f"`{name}.*should be of kind {kind}\\.$"):
+        await LocalSandbox().run(**(arguments | {name: value}))
 
 
 async def test_another_system_is_a_sandbox_error_unless_asked_for_unisolated(

@@ -203,7 +203,7 @@ class ServeSandbox:
         `options` are `RunRequest`'s other fields.
 
         Raises:
-            ValueError: if a number is not positive.
+            ValueError: if an argument is of the wrong kind or out of range.
         """
         return await self.execute(RunRequest(code, timeout_s, **options))
 

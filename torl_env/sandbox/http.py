@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from torl_env.sandbox.blocking import background_loop
-from torl_env.sandbox.types import ExecutionResult, RunRequest
+from torl_env.sandbox.types import ExecutionResult, RunRequest, check_kind
 from torl_env.sandbox.wire import BadRequestError, format_request, parse_response
 
 _RETRIED = (503, 504)  # the server, or what stands before it, is overloaded or just starting
@@ -34,6 +34,8 @@ class HttpSandbox:
         Raises:
             ValueError: if a number is out of range.
         """
+        check_kind("max_attempts", max_attempts, int)
+        check_kind("max_wait_s", max_wait_s, int, float)
         if max_attempts < 1:
             raise ValueError(f"`max_attempts` ({max_attempts}) should be at least 1.")
         self.url = url.rstrip("/").removesuffix("/run_code")

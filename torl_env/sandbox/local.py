@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torl_env.sandbox.interpreter import BASE_PACKAGES, EXTRA_PACKAGES
 from torl_env.sandbox.process import SandboxProcessError
 from torl_env.sandbox.tiers import TIERS, Interpreter, start_isolated
-from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Tier
+from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Tier, check_kind
 
 T = TypeVar("T")
 _sandboxes: "weakref.WeakSet[LocalSandbox]" = weakref.WeakSet()
@@ -53,8 +53,11 @@ class LocalSandbox:
                 result names it); "unisolated" for limits without isolation, the only one on systems other than Linux.
 
         Raises:
-            ValueError: if a limit is not positive, or the memory is less than an interpreter needs.
+            ValueError: if a limit is no whole number or not positive, or the memory is less than an interpreter needs.
         """
+        check_kind("max_concurrent_runs", max_concurrent_runs, int, type(None))
+        check_kind("memory_mb", memory_mb, int)
+        check_kind("max_queued_runs", max_queued_runs, int, type(None))
         if max_concurrent_runs is not None and max_concurrent_runs < 1:
             raise ValueError(f"`max_concurrent_runs` ({max_concurrent_runs}) should be at least 1.")
         if memory_mb < 64:
@@ -97,7 +100,7 @@ class LocalSandbox:
         """Run `code` as a Python program for at most `timeout_s` seconds; `options` are `RunRequest`'s other fields.
 
         Raises:
-            ValueError: if a number is not positive.
+            ValueError: if an argument is of the wrong kind or out of range.
         """
         return await self.execute(RunRequest(code, timeout_s, **options))
 

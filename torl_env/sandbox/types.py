@@ -27,6 +27,27 @@ _MAX_NUMBER = 10**7  # seconds or megabytes: far above any use, far below what t
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000  # the kernel's limits, less the working directory
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "code": (str,),
+    "timeout_s": (int, float),
+    "cpu_timeout_s": (int, float, type(None)),
+    "memory_mb": (int, type(None)),
+    "stdin": (str,),
+    "seed": (int, type(None)),
+    "allow_subprocess": (bool,),
+    "echo_last_expr": (bool,),
+    "files": (Mapping,),
+    "fetch_files": (tuple, list),
+}
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Raise `ValueError` if a value is of none of these kinds; True and False are numbers nowhere."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"`{name}` ({value!r:.100}) should be of kind {wanted}.")
+
+
 class Tier(StrEnum):
     """How well programs are isolated."""
 
@@ -64,7 +85,14 @@ class RunRequest:
     fetch_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if a number is out of range or a path leads elsewhere."""
+        """Raise `ValueError` if a field is of the wrong kind, a number out of range, or a path leads elsewhere."""
+        for name, kinds in _KINDS.items():
+            check_kind(name, getattr(self, name), *kinds)
+        for path, content in self.files.items():
+            check_kind("files", path, str)
+            check_kind(f"files[{path!r}]", content, bytes)
+        for path in self.fetch_files:
+            check_kind("fetch_files", path, str)
         for name in ("timeout_s", "cpu_timeout_s", "memory_mb"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= _MAX_NUMBER:
