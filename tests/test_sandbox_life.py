@@ -324,6 +324,26 @@ async def test_a_killed_owner_leaves_no_process_and_no_file(tier: str, num_below
     assert not list(tmp_path.iterdir())
 
 
+async def test_a_killed_owner_leaves_no_file_however_deep_and_locked(tmp_path: Path) -> None:
+    code = (
+        "import os, time\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\nos.mkdir('locked', 0)\n"
+        "open(os.environ['HOME'] + '/done', 'w')\ntime.sleep(999)"
+    )
+    script = (
+        "import asyncio, sys\nfrom torl_env import LocalSandbox\n"
+        "asyncio.run(LocalSandbox(tier='fallback').run(sys.argv[1], 999))"
+    )
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, code), env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    await until(lambda: bool(list(tmp_path.glob("torl-sandbox-*/*/done"))))
+    descendants = psutil.Process(owner.pid).children(recursive=True)
+    owner.kill()
+    await owner.wait()
+    await until(lambda: not any(process.is_running() for process in descendants))
+    assert not list(tmp_path.iterdir())
+
+
 async def test_an_owner_that_is_killed_while_its_sandbox_starts_leaves_nothing(tmp_path: Path) -> None:
     script = "import asyncio\nfrom torl_env import LocalSandbox\nasyncio.run(LocalSandbox(tier='fallback').start())"
     owner = await asyncio.create_subprocess_exec(

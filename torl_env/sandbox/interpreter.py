@@ -16,7 +16,16 @@ from typing import Any
 from torl_env.sandbox.types import Tier
 from torl_env.sandbox.visible import PACKAGES_ROOT, PYTHON_ROOT, visible
 
-_MODULES = ("kernel", "seccomp", "root", "program", "confine", "priority", "zygote")  # in the order of their imports
+_MODULES = (
+    "kernel",
+    "seccomp",
+    "root",
+    "tree",
+    "program",
+    "confine",
+    "priority",
+    "zygote",
+)  # in the order of their imports
 _PACKAGES = "packages"
 _INNER_ID = 1000  # user and group of an ordinary user's programs, within their namespace
 _UID_BASE, _UID_BASE_IN_CONTAINER = 0x40000000, 60000  # of root's programs; the latter where ids end at 65535

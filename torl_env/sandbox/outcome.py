@@ -4,11 +4,9 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import signal
 import stat
 import struct
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -118,12 +116,3 @@ def fetch(directory: int, paths: tuple[str, ...]) -> dict[str, bytes]:
             files[path] = file.read(budget)
         budget -= len(files[path])
     return files
-
-
-def remove_tree(path: str) -> None:
-    """Remove a directory that a program has written (fallback tier), however deep or locked it made it."""
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):
-        for command in (["chmod", "-R", "u+rwx", "--", path], ["rm", "-rf", "--", path]):
-            subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

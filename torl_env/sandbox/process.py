@@ -20,7 +20,8 @@ from typing import Any
 
 from torl_env.sandbox.capture import Capture
 from torl_env.sandbox.interpreter import Isolation, start_interpreter
-from torl_env.sandbox.outcome import Ending, fetch, make_result, remove_tree, run_delay_s
+from torl_env.sandbox.outcome import Ending, fetch, make_result, run_delay_s
+from torl_env.sandbox.tree import remove_tree
 from torl_env.sandbox.types import ExecutionResult, RunRequest, Tier
 
 _MAX_FILE_BYTES = 64 * 2**20

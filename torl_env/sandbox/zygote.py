@@ -13,13 +13,12 @@ import importlib
 import marshal
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 from typing import Any
 
-from torl_env.sandbox import confine, kernel, priority, program, root, seccomp
+from torl_env.sandbox import confine, kernel, priority, program, root, seccomp, tree
 
 # What short programs import most: paid once here, not by every program.
 _STANDARD = (
@@ -84,7 +83,7 @@ def start(plan: dict[str, Any], control_fd: int, proc: int | None) -> dict[str, 
         control.send(marshal.dumps(("ready",)))
     except Exception as error:
         if not plan["strict"]:
-            shutil.rmtree(plan["base_directory"], ignore_errors=True)  # the owner may be gone
+            tree.remove_tree(plan["base_directory"])  # the owner may be gone
         _fail(control_fd, error)
     task = _serve(control, setting)
     program.reseed(task["seed"])
@@ -213,5 +212,5 @@ def _end(runs: dict[int, tuple[int, int]], setting: confine.Setting) -> None:
     for _, pid in runs.values():
         os.waitpid(pid, 0)
     if not setting.strict:
-        shutil.rmtree(setting.base_directory, ignore_errors=True)
+        tree.remove_tree(setting.base_directory)
     os._exit(0)
