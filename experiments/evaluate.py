@@ -21,6 +21,7 @@ import psutil
 from experiments.suites import SUITES
 
 _STARTED = psutil.Process().create_time()
+_OPTIONS = ("model", "problems", "seed", "temperature")  # settings of a recipe that are options of this command
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -62,6 +63,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         value = getattr(arguments, name)
         if value is not None and value < smallest:
             parser.error(f"--{name.replace('_', '-')} must be at least {smallest}. Received {value}.")
+    for key in (text.partition("=")[0].strip() for text in arguments.settings):
+        if key in _OPTIONS:
+            parser.error(f"--set {key} would do nothing here: an evaluation has --{key}.")
+    output = arguments.output
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        parser.error(f"--output {output} must be a file in a folder that is there.")
     if arguments.temperature < 0:
         parser.error(f"--temperature must be at least 0. Received {arguments.temperature}.")
     if arguments.samples_per_problem > 1 and arguments.temperature == 0:

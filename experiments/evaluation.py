@@ -118,7 +118,7 @@ class Evaluation:
                 with ThreadPoolExecutor(1) as starter:
                     sandbox = starter.submit(start_sandbox, app, **sandbox_options(config))
                     samplers = EnvRunnerGroup(config=config, local_env_runner=False)
-                session.callback(samplers.stop)
+                session.push(lambda kind, *_: samplers.stop() if kind is None else runners.kill(samplers))
                 if sandbox.result():
                     session.callback(stop_sandbox, app)
                 runners.connect_sandbox(samplers, app)

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         page, num_shown, num_recorded = write_report(arguments.runs, arguments.output)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"experiments.report: error: {error}", file=sys.stderr)
         return 2
     size = page.stat().st_size / 1e6

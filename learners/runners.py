@@ -58,5 +58,11 @@ def sample_each(
         yield episode
 
 
+def kill(runners: EnvRunnerGroup) -> None:
+    """End all samplers without waiting for the episodes they are at, as `EnvRunnerGroup.stop` would."""
+    for actor in runners._worker_manager.actors().values():
+        ray.kill(actor)
+
+
 def _connect_sandbox(env_runner: Any, app: str) -> None:
     env_runner.connect_sandbox(app)

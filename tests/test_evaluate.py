@@ -79,6 +79,11 @@ def test_without_a_model_the_error_lists_what_there_is(tmp_path: Path, monkeypat
         (["--model", "m", "--suite", "amc23", "--num-problems", "0"], "--num-problems must be at least 1. Received 0"),
         (["--model", "m", "--suite", "amc23", "--samples-per-problem", "4"], "needs a --temperature above 0"),
         (["--model", "m", "--suite", "amc23", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["--model", "m", "--suite", "amc23", "--set", "temperature=1"], "--set temperature would do nothing here"),
+        (
+            ["--model", "m", "--suite", "amc23", "--output", "nowhere/f.json"],
+            "must be a file in a folder that is there",
+        ),
     ],
 )
 def test_wrong_arguments_are_answered_at_once(
@@ -176,3 +181,17 @@ def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_
     # Nothing is left to do, so nothing starts.
     assert "starting Ray" not in evaluate(*arguments, "--output", str(output))
     assert json.loads(output.read_text()) == figures
+
+
+@pytest.mark.timeout(200)  # its 51,200 episodes would take longer
+def test_ctrl_c_does_not_wait_for_the_episodes_in_progress(tmp_path: Path) -> None:
+    command = Command(
+        *("--model", str(TINY_BASE), "--recipe", "quickstart", "--problems", "arithmetic", "--temperature", "1"),
+        *("--samples-per-problem", "256", "--storage-path", str(tmp_path)),
+        module="experiments.evaluate",
+    )
+    command.wait_for(r"episode +\d+/51200")
+    command.interrupt()
+    assert command.end() == 130
+    assert "The same command goes on where this one was." in command.output
+    assert len(lines(tmp_path)) > 0

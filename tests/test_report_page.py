@@ -171,6 +171,13 @@ def test_the_command_prints_where_the_report_is(tmp_path, capsys):
     assert lines[1].startswith("1 of 1 recorded episodes")
 
 
+def test_an_output_that_cannot_be_made_ends_the_command_with_the_reason(tmp_path, capsys):
+    (tmp_path / "run.json").write_text('{"recipe": "quickstart", "settings": [], "seed": 0}')
+    (tmp_path / "file").touch()
+    assert report.main([str(tmp_path), "--output", str(tmp_path / "file")]) == 2
+    assert "experiments.report: error: " in capsys.readouterr().err
+
+
 def test_a_wrong_folder_ends_the_command_with_the_reason(tmp_path, capsys):
     assert report.main([str(tmp_path)]) == 2
     assert "is no folder of a run" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from experiments.reporting.curves import FIGURES, Curve, Figure, curves_of
 from experiments.reporting.points import PointFigure, evaluation_figures, sweep_figures
 from experiments.reporting.runs import RunData
 
+_MAX_INSIDE = 8  # lines that a legend inside the axes may name
+
 
 def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
     """Write `<figure>.png` and `<figure>.csv` for each figure that has a value; return the PNGs."""
@@ -34,7 +36,7 @@ def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
             _draw_points(axis, figure)
         axis.set_title(figure.title)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
+        _add_legend(picture, axis)
         picture.savefig(folder / f"{figure.id}.png", dpi=110)
         pyplot.close(picture)
         written.append(folder / f"{figure.id}.png")
@@ -100,6 +102,16 @@ def _draw_points(axis: Any, figure: PointFigure) -> None:
         axis.set_ylim(-0.03, 1.03)
     elif not math.isnan(sum(line.y[0] for line in figure.lines)):
         axis.set_ylim(bottom=0)
+
+
+def _add_legend(picture: Any, axis: Any) -> None:
+    """Name the lines: within the axes if they are few, else below, on a picture that is higher for it."""
+    num_lines = len(axis.get_legend_handles_labels()[0])
+    if num_lines <= _MAX_INSIDE:
+        axis.legend(fontsize="small")
+        return
+    picture.set_figheight(picture.get_figheight() + 0.2 * math.ceil(num_lines / 2))
+    picture.legend(loc="outside lower center", ncols=2, fontsize="x-small")
 
 
 def _literal(text: str) -> str:
