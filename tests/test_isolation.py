@@ -106,13 +106,19 @@ async def test_the_project_cannot_be_seen(sandbox: LocalSandbox) -> None:
         ("a signal by way of a descriptor", "72, 0, 8, 1"),
         ("another user", "105, 0"),
         ("a lease on a file", "72, 0, 1024, 0"),
+        *(
+            (f"a socket's buffer ({option})", f"54, socketpair()[0].detach(), 1, {option}, SIZE, 4")
+            for option in (7, 8, 32, 33)
+        ),
+        ("a pipe's buffer", "72, os.pipe()[0], 1031, 2 ** 19"),
         ("a call by the x32 numbers", "0x40000000 + 39"),
         ("a call nobody knows", "999"),
     ],
 )
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
 async def test_a_raw_system_call_is_refused(sandbox: LocalSandbox, call: str, arguments: str) -> None:
-    assert await printed(sandbox, CTYPES + f"print(libc.syscall({arguments}))") == "-1\n"
+    made = "from socket import socketpair\nSIZE = (ctypes.c_int * 1)(2 ** 20)\n"
+    assert await printed(sandbox, CTYPES + made + f"print(libc.syscall({arguments}))") == "-1\n"
 
 
 async def test_nothing_of_a_file_that_is_not_the_programs_can_be_changed(sandbox: LocalSandbox, tmp_path: Path) -> None:

@@ -62,7 +62,13 @@ _ON_ITSELF = {
 _ZERO_IS_ITSELF = {"prlimit64", "sched_setaffinity"}
 # A descriptor's owner gets signals by way of the descriptor: F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP;
 # F_SETLEASE and F_NOTIFY hold up or watch others' use of a file; TIOCSTI, TIOCLINUX type into a terminal.
-_DENIED_COMMANDS = {"fcntl": ((72, 25), (8, 10, 15, 1024, 1026)), "ioctl": ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C))}
+# F_SETPIPE_SZ makes the kernel hold more memory than a program may have itself.
+_DENIED_COMMANDS = {
+    "fcntl": ((72, 25), (8, 10, 15, 1024, 1026, 1031)),
+    "ioctl": ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C)),
+}
+# So do SO_SNDBUF, SO_RCVBUF and what forces them: megabytes for each of a few hundred descriptors.
+_SETSOCKOPT, _BUFFER_SIZES = (54, 208), (7, 8, 32, 33)
 # Of prctl only what is about the program's own looks: PR_GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, SET_VMA.
 _PRCTL, _PRCTL_ALLOWED = (157, 167), (3, 15, 16, 23, 0x53564D41)
 _CLONE, _SENDTO, _SOCKETPAIR = (56, 220), (44, 206), (53, 199)
@@ -100,6 +106,7 @@ def build_filter(
     # An address on a datagram socket would reach any socket of the same user; only connected streams can be made.
     program += _on_argument(_SENDTO[column], 4, allowed=(0,))
     program += _socketpair(_SOCKETPAIR[column])
+    program += _on_argument(_SETSOCKOPT[column], 2, denied=_BUFFER_SIZES)
     if not private_root:
         if column == 0:
             program += _open(_OPEN, 1)
