@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,13 @@ async def listen(app: web.Application) -> tuple[web.AppRunner, str]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def answering(run_code: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> tuple[web.AppRunner, str]:
+    """Start a server of another make."""
+    app = web.Application()
+    app.router.add_post("/run_code", run_code)
+    return await listen(app)
 
 
 @pytest_asyncio.fixture
@@ -167,9 +174,7 @@ async def test_overload_and_outages_are_tried_again() -> None:
         body = format_response(ExecutionResult(Status.SUCCESS, stdout="1\n", return_code=0))
         return web.json_response(body, status=answers.pop(0))
 
-    app = web.Application()
-    app.router.add_post("/run_code", run_code)
-    runner, url = await listen(app)
+    runner, url = await answering(run_code)
     client = HttpSandbox(url)
     assert (await client.run("print(1)", 10)).stdout == "1\n"
     await client.close()
@@ -184,9 +189,7 @@ async def test_what_keeps_failing_is_a_sandbox_error(status: int, num_calls: int
         calls.append(request)
         return web.Response(status=status, text="no")
 
-    app = web.Application()
-    app.router.add_post("/run_code", run_code)
-    runner, url = await listen(app)
+    runner, url = await answering(run_code)
     client = HttpSandbox(url, max_attempts=2)
     result = await client.run("print(1)", 10)
     assert result.status is Status.SANDBOX_ERROR
@@ -218,9 +221,7 @@ async def test_an_answer_that_is_no_result_is_a_sandbox_error(text: str) -> None
     async def run_code(_: web.Request) -> web.Response:
         return web.Response(body=text.encode("latin-1"), content_type="application/json")
 
-    app = web.Application()
-    app.router.add_post("/run_code", run_code)
-    runner, url = await listen(app)
+    runner, url = await answering(run_code)
     client = HttpSandbox(url, max_attempts=1)
     result = await client.run("print(1)", 10)
     assert result.status is Status.SANDBOX_ERROR

@@ -83,13 +83,13 @@ def grade_batch(pairs: Iterable[tuple[str, str]], *, require_box: bool = True) -
     grades: list[Grade | None] = [None] * len(pairs)
     futures: dict[int, Future[Grade]] = {}
     workers: GradingWorkers | None = None
-    for index, (gold, response) in enumerate(pairs):
-        try:
-            grades[index] = _grade(gold, response, require_box, _no_worker)
-        except _NeedsWorkerError:
-            workers = workers or shared_workers()
-            futures[index] = workers.quick.submit(_grade, gold, response, require_box, workers.is_equal_quick)
     try:
+        for index, (gold, response) in enumerate(pairs):
+            try:
+                grades[index] = _grade(gold, response, require_box, _no_worker)
+            except _NeedsWorkerError:
+                workers = workers or shared_workers()
+                futures[index] = workers.quick.submit(_grade, gold, response, require_box, workers.is_equal_quick)
         for last in (False, True):
             for index, future in list(futures.items()):
                 try:

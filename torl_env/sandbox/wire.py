@@ -16,7 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Status, Tier
+from torl_env.sandbox.types import OVERLOAD, ExecutionResult, RunRequest, Status, Tier, check_kind
 
 _DEFAULT_TIMEOUT_S = 10.0
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -77,9 +77,11 @@ def parse_request(body: Any) -> RunRequest:
 def _value(of: Mapping[str, Any], name: str, *kinds: type) -> Any:
     """Return a field, None if it is missing or null; one of another kind is an error."""
     value = of.get(name)
-    if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise BadRequestError(f"`{name}` ({value!r:.100}) should be of kind {wanted}.")
+    if value is not None:
+        try:
+            check_kind(name, value, *kinds)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
     return value
 
 
