@@ -5,16 +5,19 @@ import hashlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
 
 _GONE_S = 30.0
+_CONNECT_S = 5.0
 _CHATTY_LOGGERS = (
     "ray.serve",
     "ray.rllib.algorithms.algorithm_config",
@@ -55,6 +58,39 @@ def remove_leftover(app: str) -> None:
 
     if app in serve.status().applications:
         serve.delete(app)
+
+
+def check_address(address: str | None) -> None:
+    """Check that something listens where `--address` says; `ray.init` would wait for it for minutes.
+
+    Args:
+        address: as in `ray.init`: host:port, ray://host:port, auto or local; or None.
+
+    Raises:
+        ValueError: naming the address and what to do.
+    """
+    where = address or "local"
+    if address == "auto":
+        try:
+            where = canonicalize_bootstrap_address(address) or "local"
+        except ConnectionError:
+            raise ValueError("`--address auto`: no Ray runs here. Start one with `ray start --head`.") from None
+    if where == "local":
+        return
+    host, _, port = where.removeprefix("ray://").rpartition(":")
+    if "/" in host or not host or not port.isdecimal():
+        raise ValueError(
+            f"`--address {address}` is none of a Ray cluster's: host:port as `ray start --head` prints it (not the "
+            f"dashboard's), ray://host:port, or auto."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        of = f"`--address {address}`" if where == address else f"`--address {address}`, which is {where}"
+        raise ValueError(
+            f"{of}: nothing answers there ({error}). Is the cluster up? `ray start --head` prints its address; without "
+            f"`--address` a Ray of its own is started."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ Prompt and limits are those of the run or of `--recipe`; without either the pape
 samplers are those of training: vLLM, one engine per GPU, and the sandbox on Ray Serve.
 The same command goes on where an earlier one was interrupted, and has the same figures in the end: every finished
 episode is in the evaluation's folder (`experiments/evaluation_folder.py`) and is found again by problem and sample.
-Results to expect: a table with 95% bootstrap intervals over problems, beside the paper's Table 3 where suites were run.
+Results to expect: a table with 95% intervals over problems (`pass_at_k.interval_of_mean`), beside the paper's Table 3
+where suites were run.
 """
 
 import argparse
@@ -66,6 +67,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for key in (text.partition("=")[0].strip() for text in arguments.settings):
         if key in _OPTIONS:
             parser.error(f"--set {key} would do nothing here: an evaluation has --{key}.")
+        if key == "max_tool_calls" and arguments.max_tool_calls is not None:
+            parser.error("--set max_tool_calls would do nothing beside --max-tool-calls. Give one of them.")
     output = arguments.output
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         parser.error(f"--output {output} must be a file in a folder that is there.")
@@ -79,16 +82,19 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     arguments = parse_arguments(argv)
-    # After the arguments: a wrong one is answered at once, without half a minute of imports.
-    from experiments.evaluation import Evaluation
-    from experiments.progress import Progress
-    from experiments.stopping import StopRequest
-
     try:
+        # After the arguments: a wrong one is answered at once, without half a minute of imports.
+        from experiments.evaluation import Evaluation
+        from experiments.progress import Progress
+        from experiments.stopping import StopRequest
+
         evaluation = Evaluation.prepare(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"experiments.evaluate: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Stopped before anything was started.", file=sys.stderr)
+        return 130
     try:
         with StopRequest(), Progress(_STARTED) as progress:
             evaluation.execute(progress)

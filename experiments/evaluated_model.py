@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.recipes import apply_settings, get_recipe
+from experiments.recipes import apply_settings, check_given_once, get_recipe, key_of
 from learners.config import ToRLConfig
 from torl_env.dialect import TORL, Dialect
 from torl_env.problems import ProblemSet
@@ -65,6 +65,8 @@ def resolve(model: str, recipe: str | None, settings: Iterable[str]) -> Evaluate
     Raises:
         ValueError: if it is none of these, or a run without a model yet; or for a wrong recipe or setting.
     """
+    settings = list(settings)
+    check_given_once(settings)
     path = Path(model).expanduser()
     run = next((folder for folder in (path, path.absolute().parent) if (folder / _RUN).exists()), None)
     if run is not None and (run == path or path.name == _MODEL):
@@ -136,7 +138,7 @@ def fit_to_machine(config: ToRLConfig, num_gpus: int, settings: Iterable[str], i
         settings: What the user set, which stays.
         is_default: The config is `ToRLConfig`'s own, whose dtype then follows the machine.
     """
-    chosen = {text.partition("=")[0].strip() for text in settings}
+    chosen = set(map(key_of, settings))
     if num_gpus == 0:
         if is_default and "dtype" not in chosen:
             config.language_model(dtype="float32")

@@ -15,7 +15,7 @@ import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from transformers import AutoConfig, AutoTokenizer
 
-from experiments.cluster import app_of_folder, in_job, quiet_libraries, ray_session, remove_leftover
+from experiments.cluster import app_of_folder, check_address, in_job, quiet_libraries, ray_session, remove_leftover
 from experiments.contamination import overlap_line
 from experiments.evaluated_model import EvaluatedModel, fit_to_machine, fit_to_problems, resolve
 from experiments.evaluation_figures import papers_table, set_figures, table
@@ -53,6 +53,7 @@ class Evaluation:
             ValueError, OSError, ImportError: naming what is wrong with the arguments.
         """
         quiet_libraries()
+        check_address(arguments.address)
         model = resolve(arguments.model, arguments.recipe, arguments.settings)
         sets = load_sets(arguments.suite, arguments.problems, arguments.data_dir, arguments.num_problems)
         if arguments.max_tool_calls is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.paper import PUBLISHED
-from experiments.pass_at_k import bootstrap_interval, pass_at_k, powers_up_to
+from experiments.pass_at_k import interval_of_mean, pass_at_k, powers_up_to
 from experiments.suites import SUITES
 from learners.episodes import EpisodeRecord
 from learners.metrics import accuracy_per_kind, episode_metrics
@@ -19,7 +19,7 @@ def set_figures(records: Sequence[EpisodeRecord], samples_per_problem: int) -> d
 
         num_problems, num_episodes   with at least one episode that counts; of those that count
         accuracy                     avg@k: mean over problems of the share of their samples that is correct
-        accuracy_interval            its 95% bootstrap interval over problems
+        accuracy_interval            its 95% interval over problems (`pass_at_k.interval_of_mean`)
         pass_at_k                    {k: {value, interval, num_problems}} for k = 1, 2, 4, ... and the number of
                                      samples; the mean over problems with at least k samples that count
         accuracy_per_kind            where problems name one
@@ -39,14 +39,14 @@ def set_figures(records: Sequence[EpisodeRecord], samples_per_problem: int) -> d
     passes = {}
     for k in powers_up_to(samples_per_problem):
         values = [pass_at_k(len(correct), sum(correct), k) for correct in verdicts.values() if len(correct) >= k]
-        passes[k] = {"value": _mean(values), "interval": bootstrap_interval(values), "num_problems": len(values)}
+        passes[k] = {"value": _mean(values), "interval": interval_of_mean(values), "num_problems": len(values)}
     metrics = episode_metrics(records)
     return {
         "num_problems": len(verdicts),
         "num_episodes": len(counted),
         "samples_per_problem": samples_per_problem,
         "accuracy": _mean(shares),
-        "accuracy_interval": bootstrap_interval(shares),
+        "accuracy_interval": interval_of_mean(shares),
         "pass_at_k": passes,
         "accuracy_per_kind": accuracy_per_kind(counted),
         **{name: metrics[name] for name in _QUOTED},
@@ -54,21 +54,21 @@ def set_figures(records: Sequence[EpisodeRecord], samples_per_problem: int) -> d
 
 
 def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a line per problem set: accuracy with its interval, pass@k, and how the tool was used. In percent."""
+    """Return a line per problem set: accuracy and pass@k with intervals, and how the tool was used. In percent."""
     k = max(found["samples_per_problem"] for found in figures.values())
     width = max(14, *(len(name) + 2 for name in figures))
     accuracy = f"avg@{k}" if k > 1 else "accuracy"
     lines = [
         f"{'set':<{width}}{'problems':>9}{accuracy:>10}{'95% interval':>15}"
-        + (f"{f'pass@{k}':>9}" if k > 1 else "")
+        + (f"{f'pass@{k}':>9}{'95% interval':>15}" if k > 1 else "")
         + f"{'code':>7}{'pass':>7}{'tokens':>8}{'cut':>7}{'no verdict':>12}"
     ]
     for name, found in figures.items():
-        low, high = found["accuracy_interval"]
+        passed = found["pass_at_k"][k] if k > 1 else None
         lines.append(
             f"{name:<{width}}{found['num_problems']:>9}{_percent(found['accuracy']):>10}"
-            f"{f'{_percent(low)}-{_percent(high)}':>15}"
-            + (f"{_percent(found['pass_at_k'][k]['value']):>9}" if k > 1 else "")
+            f"{_range(found['accuracy_interval']):>15}"
+            + (f"{_percent(passed['value']):>9}{_range(passed['interval']):>15}" if passed else "")
             + f"{_percent(found['code_ratio']):>7}{_percent(found['pass_ratio']):>7}"
             f"{found['response_tokens_mean']:>8.0f}{_percent(found['truncated_ratio']):>7}"
             f"{_percent(found['excluded_ratio']):>12}"
@@ -100,6 +100,10 @@ def papers_table(model: str, figures: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return "-".join(map(_percent, interval))
 
 
 def _mean(values: Sequence[float]) -> float:

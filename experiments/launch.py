@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments import torl_math
 from experiments.cluster import in_job
-from experiments.recipes import apply_settings, get_recipe
+from experiments.recipes import apply_settings, check_given_once, get_recipe, key_of
 from experiments.run_folder import RunFolder
 from learners.config import ToRLConfig
 from torl_env.problems import ProblemSet
@@ -30,6 +30,7 @@ class Launch:
         checkpoint: What it goes on from, or None.
         state: What run.json has, or will have.
         is_default_path: Nobody named the folder.
+        summary: Of a run that has nothing left to do; else empty.
     """
 
     recipe: str
@@ -39,6 +40,7 @@ class Launch:
     checkpoint: Path | None
     state: dict[str, Any]
     is_default_path: bool
+    summary: dict[str, Any]
 
 
 def resolve(arguments: argparse.Namespace) -> Launch:
@@ -49,6 +51,7 @@ def resolve(arguments: argparse.Namespace) -> Launch:
     """
     recipe = get_recipe(arguments.recipe)
     settings = list(arguments.settings)
+    check_given_once(settings if arguments.seed is None else [*settings, f"seed={arguments.seed}"])
     path, checkpoint = arguments.storage_path, None
     state: dict[str, Any] = {}
     if arguments.restore == AUTO:
@@ -64,18 +67,24 @@ def resolve(arguments: argparse.Namespace) -> Launch:
         settings = state["settings"] + settings
     elif path and (path / "run.json").exists():
         raise ValueError(f"`--storage-path {path}` holds a run. Go on with it by --restore, or name another.")
-    if arguments.seed is not None and arguments.seed != state.get("seed", arguments.seed):
-        raise ValueError(
-            f"`--seed {arguments.seed}`: the run in {path} has seed {state['seed']}, which its problems were drawn "
-            f"with. Leave `--seed` out, or start another run."
-        )
     config = apply_settings(recipe(), settings)
+    seed = arguments.seed
+    if seed is None and "seed" in map(key_of, arguments.settings):
+        seed = config.seed
+    if seed != state.get("seed", seed) and seed is not None:
+        raise ValueError(
+            f"`seed` {seed}: the run in {path} has seed {state['seed']}, which its problems were drawn with. Leave it "
+            f"out, or start another run."
+        )
     num_iterations = state.get("num_iterations") if arguments.num_iterations is None else arguments.num_iterations
     if num_iterations is not None:
         config.training(num_iterations=num_iterations)
-    seed = arguments.seed if arguments.seed is not None else state.get("seed", config.seed or 0)
+    if seed is None:
+        seed = state.get("seed", config.seed or 0)
     config.debugging(seed=seed)
     config.copy().validate()
+    summary = RunFolder(path).summary if path and state else {}
+    num_done = int(checkpoint.name) if checkpoint else 0
     return Launch(
         recipe=arguments.recipe,
         config=config,
@@ -90,6 +99,7 @@ def resolve(arguments: argparse.Namespace) -> Launch:
             "num_iterations": config.num_iterations,
         },
         is_default_path=path is None or (arguments.restore == AUTO and not arguments.storage_path),
+        summary=summary if summary.get("iterations") == num_done >= config.num_iterations else {},
     )
 
 

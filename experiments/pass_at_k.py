@@ -1,4 +1,4 @@
-"""avg@k and pass@k of several samples per problem, with bootstrap intervals. Pure numpy.
+"""avg@k and pass@k of several samples per problem, with 95% intervals over problems. Pure numpy.
 
 P problems; problem i has n_i samples of which c_i are correct.
 """
@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
+from experiments.intervals import wilson
 
 _NUM_RESAMPLES = 2000
 _CONFIDENCE = 0.95
@@ -37,11 +39,15 @@ def powers_up_to(k: int) -> list[int]:
     return [*(2**i for i in range(k.bit_length()) if 2**i < k), k]
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap interval of the mean, problems drawn with replacement.
+def interval_of_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Return the 95% interval of the mean: the percentile bootstrap's, problems drawn with replacement.
+
+    Where all values are equal, such as no problem solved, every draw is alike and the bootstrap would claim certainty:
+    0 to 0 from 40 problems. There it is Wilson's interval for P yes-or-no answers instead, which is at least as wide
+    as it need be for values within [0, 1]: their variance is at most that of such answers with the same mean.
 
     Args:
-        values: (P,) one figure per problem.
+        values: (P,) one figure per problem, within [0, 1].
         seed: of the draws: the same values give the same interval.
 
     Returns:
@@ -49,6 +55,8 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, f
     """
     if not len(values):
         return math.nan, math.nan
+    if min(values) == max(values):
+        return wilson(values[0], len(values))
     drawn = np.random.default_rng(seed).integers(len(values), size=(_NUM_RESAMPLES, len(values)))
     means = np.asarray(values, np.float64)[drawn].mean(axis=1)  # (resamples,)
     tail = (1 - _CONFIDENCE) / 2

@@ -3,8 +3,8 @@
 How to run:
     python -m experiments.train quickstart              (what `make quickstart` runs)
     python -m experiments.train quickstart_no_tool      (the paper's baseline: no tool, a prompt that asks for none)
-Hardware: 2 CPU cores, no GPU.
-Results to expect: see the README; accuracy on held-out problems well above 0.9 with the tool, about half without.
+Hardware: 2 CPU cores, no GPU; about 3 minutes and 3.3 GB of memory (the README has the measured runs).
+Results to expect: greedy accuracy on held-out problems of about 0.99 with the tool, 0.27 without.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 import ast
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -21,6 +21,7 @@ from experiments.torl_math import (
     torl_math_lora,
 )
 from learners.config import ToRLConfig
+from learners.config_checks import why_refused
 from torl_env.rewards import Reward
 
 RECIPES: dict[str, Callable[[], ToRLConfig]] = {
@@ -58,6 +59,14 @@ RLLIB_KEYS = (
     "evaluation_duration",
 )
 _SHORT_NAMES = {"model": "model_path", "tokenizer": "tokenizer_path"}
+# What other trainers call it -> the keys to suggest.
+_NAMES_ELSEWHERE = {
+    "learning_rate": ("lr",),
+    "batch_size": ("num_problems_per_step", "group_size", "minibatch_size"),
+    "num_generations": ("group_size",),
+    "max_tokens": ("max_response_tokens", "max_prompt_tokens"),
+    "clip_range": ("clip_param", "clip_param_high"),
+}
 # Settings whose default is None, with the types they take.
 _OPTIONAL_TYPES: dict[str, tuple[type, ...]] = {
     "tokenizer_path": (str,),
@@ -116,6 +125,25 @@ def attribute_of(key: str) -> str:
     return _SHORT_NAMES.get(key, key)
 
 
+def check_given_once(settings: Iterable[str]) -> None:
+    """Check the `key=value` texts of one command line, of which the last would win.
+
+    Raises:
+        ValueError: naming both texts, if two are about one setting.
+    """
+    given: dict[str, str] = {}
+    for text in settings:
+        key = _SHORT_NAMES.get(key_of(text), key_of(text))
+        if key in given:
+            raise ValueError(f"`{key_of(text)}` is given twice: {given[key]} and {text}. Give it once.")
+        given[key] = text
+
+
+def key_of(setting: str) -> str:
+    """Return the key of a `key=value` text."""
+    return setting.partition("=")[0].strip()
+
+
 def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
     """Apply `key=value` texts to the config, each checked against the type of the setting.
 
@@ -134,13 +162,16 @@ def apply_settings(config: ToRLConfig, settings: Iterable[str]) -> ToRLConfig:
         if key == "num_iterations":
             raise ValueError("`num_iterations` is an option of its own: `--num-iterations`.")
         if key not in settable_keys():
-            raise ValueError(f"There is no setting {key!r}. {_did_you_mean(key, settable_keys())}")
+            suggestion = _did_you_mean(key, settable_keys(), _NAMES_ELSEWHERE)
+            raise ValueError(why_refused(key) or f"There is no setting {key!r}. {suggestion}")
         if key == "error_penalty":
-            config.environment(env_config={"reward": Reward(error_penalty=_value(key, raw, (float,), None))})
+            current = config.env_config.get("reward", Reward()).error_penalty
+            config.environment(env_config={"reward": Reward(error_penalty=_value(key, raw, (float,), current))})
         elif key == "evaluation_problems":
             config.evaluation(evaluation_config={"env_config": {"problems": _value(key, raw, (str,), None)}})
         elif key in _ENV_TYPES:
-            config.environment(env_config={key: _value(key, raw, _ENV_TYPES[key], None)})
+            current = config.env_config.get(key)
+            config.environment(env_config={key: _value(key, raw, _ENV_TYPES[key], current)})
         else:
             name = attribute_of(key)
             current = getattr(config, name)
@@ -169,10 +200,12 @@ def _value(key: str, raw: str, types: tuple[type, ...], current: Any, optional: 
         if isinstance(value, types) and not isinstance(value, bool):
             return value
     expected = " or ".join(sorted(kind.__name__ for kind in types)) + (" or none" if optional else "")
-    raise ValueError(f"`{key}` takes {expected}. Received {raw!r}; the recipe has {current!r}.")
+    shown = "none" if current is None else repr(current)
+    raise ValueError(f"`{key}` takes {expected}. Received {raw!r}; the recipe has {shown}.")
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    listed = list(known)
-    near = difflib.get_close_matches(name, listed, n=3, cutoff=0.4)
-    return f"Did you mean: {', '.join(near)}?" if near else f"Known: {', '.join(listed)}."
+def _did_you_mean(name: str, known: Iterable[str], elsewhere: Mapping[str, tuple[str, ...]] | None = None) -> str:
+    names = {**{key: (key,) for key in known}, **(elsewhere or {})}
+    near = difflib.get_close_matches(name, names, n=3)
+    keys = dict.fromkeys(key for found in near for key in names[found])
+    return f"Did you mean: {', '.join(keys)}?" if keys else f"Known: {', '.join(known)}."

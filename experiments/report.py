@@ -16,7 +16,13 @@ Runs that differ in the seed alone are shown as their mean, with the lowest and 
 
 import argparse
 import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
+
+from experiments.progress import Progress
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -29,8 +35,17 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def write_report(folders: list[Path], output: Path | None = None) -> tuple[Path, int, int]:
+def write_report(
+    folders: list[Path],
+    output: Path | None = None,
+    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[Path, int, int]:
     """Write the report; return the HTML file, and how many of how many recorded episodes it holds.
+
+    Args:
+        folders: of runs, sweeps and evaluations.
+        output: folder to write to; default: `report/` in the first of them.
+        stage: entered with what is being done, for as long as it takes.
 
     Raises:
         ValueError: if a folder holds no run.
@@ -40,20 +55,25 @@ def write_report(folders: list[Path], output: Path | None = None) -> tuple[Path,
     from experiments.reporting.page import write_page
     from experiments.reporting.runs import find_runs
 
-    runs = find_runs(folders)
+    with stage("reading the runs"):
+        runs = find_runs(folders)
     output = (output or folders[0] / "report").resolve()
     (output / "figures").mkdir(parents=True, exist_ok=True)
-    entries = read_entries([run.path for run in runs])
-    write_images(output / "figures", runs)
+    with stage("reading the episodes"):
+        entries = read_entries([run.path for run in runs])
+    with stage("drawing the figures"):
+        write_images(output / "figures", runs)
     page = output / "report.html"
-    return page, write_page(page, runs, entries), len(entries)
+    with stage(f"writing the page, from {len(entries)} episodes"):
+        return page, write_page(page, runs, entries), len(entries)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     arguments = parse_arguments(argv)
     try:
-        page, num_shown, num_recorded = write_report(arguments.runs, arguments.output)
+        with Progress(time.time(), sys.stderr) as progress:
+            page, num_shown, num_recorded = write_report(arguments.runs, arguments.output, progress.stage)
     except (ValueError, OSError) as error:
         print(f"experiments.report: error: {error}", file=sys.stderr)
         return 2

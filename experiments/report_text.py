@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.run_folder import SUMMARY
+
 
 def iteration_figures(result: Mapping[str, Any]) -> str:
     """Return what the line of an iteration says of its result dict."""
@@ -34,6 +36,16 @@ def evaluation_line(when: str, figures: Mapping[str, Any]) -> str:
     )
 
 
+def nothing_left(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return what `--restore` of a run says that has done all its iterations."""
+    num, before, after = summary["iterations"], summary["accuracy_before"], summary["accuracy_after"]
+    return (
+        f"Nothing is left to do: {folder.absolute()} has its {num} iterations, accuracy {number(before)} -> "
+        f"{number(after)} ({SUMMARY}, curves.png, model/).\n"
+        f"To go on further, give the same command with `--num-iterations N`, N above {num}."
+    )
+
+
 def closing(
     recipe: str, before: Mapping[str, Any], after: Mapping[str, Any], picture: Path, model: Path, folder: Path
 ) -> str:
@@ -50,7 +62,7 @@ def closing(
         "",
         f"curves   {picture}",
         f"model    {model}   (a Hugging Face folder)",
-        f"summary  {folder / 'summary.json'}",
+        f"summary  {folder / SUMMARY}",
         "",
         "Try next:",
         f"  python -m experiments.report {shlex.quote(str(folder))}",

@@ -13,16 +13,16 @@ from experiments import curves, report_text
 from experiments.cluster import (
     PeakMemory,
     app_of_folder,
+    check_address,
     in_job,
     num_nodes,
-    quiet_libraries,
     ray_session,
     remove_leftover,
 )
-from experiments.launch import load_problems, resolve
+from experiments.launch import Launch, load_problems
 from experiments.progress import Progress
 from experiments.recipes import attribute_of, settable_keys
-from experiments.run_folder import RunFolder
+from experiments.run_folder import SUMMARY, RunFolder
 from experiments.stopping import StopRequest
 from experiments.trackers import Trackers, check_installed
 from learners.algorithm import ToRL
@@ -84,18 +84,17 @@ class Run:
     mlflow: str | None
 
     @classmethod
-    def prepare(cls, arguments: argparse.Namespace, started: float) -> "Run":
-        """Check everything that can be checked before anything starts.
+    def prepare(cls, arguments: argparse.Namespace, launch: Launch, started: float) -> "Run":
+        """Check everything that can be checked before anything starts, and claim the folder.
 
         Raises:
-            ValueError: on an unknown recipe, key or value, an invalid config or a wrong `--restore`.
+            ValueError: if another run has the folder, or no cluster answers at `--address`.
             FileNotFoundError: if the problems are not there.
             ImportError: if vLLM, or what reads the problems' format, is not installed as it should be.
         """
-        quiet_libraries()
+        check_address(arguments.address)
         check_builds()
         check_installed(arguments.wandb, arguments.mlflow)
-        launch = resolve(arguments)
         num_trained_on = _num_trained_on(load_problems(launch.config), launch.config.evaluation_duration)
         folder = RunFolder(launch.path)
         folder.claim()
@@ -152,7 +151,7 @@ class Run:
         if self.checkpoint:
             with progress.stage(f"restoring {self.checkpoint}"):
                 algo.restore_from_path(str(self.checkpoint))
-            self.folder.continue_from(algo.iteration)
+            self.folder.continue_from(algo.iteration, evaluates_again=algo.iteration >= self.config.num_iterations)
             progress.say(f"restored {self.checkpoint}, iteration {algo.iteration}")
         else:  # what a run that ended before its first checkpoint has written is written anew
             self.folder.continue_from(0 if "before" in self.state else -1)
@@ -167,7 +166,9 @@ class Run:
         just_evaluated = self._train(algo, stop, progress, trackers)
         if algo.iteration > 0:
             self.folder.save_checkpoint(algo, self.config.num_checkpoints_to_keep)
-        after = self._figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
+            after = self._figures(algo.last_evaluation) if just_evaluated else self._evaluate(algo, progress)
+        else:
+            after = before
         progress.say(report_text.evaluation_line("after training", after))
         model = self.folder.path / "model"
         with progress.stage("saving the model"):
@@ -256,7 +257,7 @@ class Run:
             "seed": self.config.seed,
             "versions": _versions(),
         }
-        self.folder.write_json("summary.json", summary)
+        self.folder.write_json(SUMMARY, summary)
 
     def how_to_go_on(self) -> str:
         """Return the command that goes on with this run, if it has a checkpoint."""

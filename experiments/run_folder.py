@@ -28,6 +28,7 @@ from learners import records
 _METRICS = "result.json"
 _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"  # written last: a run that has one has done all its iterations
 NO_FIGURES = ("config", "hostname", "node_ip", "pid")  # in RLlib's result dict
 _LOCK = "run.lock"  # held by the process that writes; it goes with the process
 
@@ -101,6 +102,13 @@ class RunFolder:
             raise ValueError(f"{path} is not what a run writes ({type(error).__name__}: {error}).") from None
         return state
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The contents of summary.json; empty while there is something left to do."""
+        path = self.path / SUMMARY
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""
         self.write_json(_RUN, state)
@@ -130,8 +138,14 @@ class RunFolder:
             shutil.rmtree(old)
         return target
 
-    def continue_from(self, iteration: int) -> None:
-        """Drop metrics, records and checkpoints of later iterations, which the restored run does again."""
+    def continue_from(self, iteration: int, *, evaluates_again: bool = False) -> None:
+        """Drop what the restored run does again: all of later iterations, and the summary.
+
+        Args:
+            iteration: the last one that stays.
+            evaluates_again: the run evaluates after that iteration again, so that evaluation's records go too.
+        """
+        (self.path / SUMMARY).unlink(missing_ok=True)
         for checkpoint in self.checkpoints():
             if int(checkpoint.name) > iteration:
                 shutil.rmtree(checkpoint)
@@ -139,7 +153,7 @@ class RunFolder:
         if path.exists():
             kept = [json.dumps(row) + "\n" for row in self.results() if row["training_iteration"] <= iteration]
             path.write_text("".join(kept))
-        records.truncate_after(self.path, iteration)
+        records.truncate_after(self.path, iteration, evaluates_again=evaluates_again)
 
     def append_result(self, result: Mapping[str, Any]) -> None:
         """Append one iteration's result dict to result.json."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import tune
 
-from experiments.recipes import apply_settings, attribute_of
+from experiments.recipes import apply_settings, attribute_of, check_given_once
 from learners.config import ToRLConfig
 from torl_env.dialect import PLAIN
 
@@ -26,14 +26,13 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         ValueError: on a text without "=" or values, a value or key named twice, or a setting of the shared sandbox.
     """
+    check_given_once(texts)
     grid: dict[str, list[str]] = {}
     for text in texts:
         key, equals, raw = text.partition("=")
         key, values = key.strip(), [value.strip() for value in raw.split(",")]
         if not equals or not all(values):
             raise ValueError(f"`--grid` takes key=value1,value2. Received {text!r}.")
-        if key in grid:
-            raise ValueError(f"The grid names `{key}` twice. Give all its values at once.")
         if len(set(values)) < len(values):
             raise ValueError(f"The grid gives `{key}` the same value twice: {raw}.")
         if key in _SHARED:
@@ -96,8 +95,8 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a trial's place in the grid, as in "C=1 kl=0.01 seed=0"; without a grid its seed."""
-    return " ".join(f"{_SHORT.get(key, key)}={_shown(value_of(config, key))}" for key in keys or ["seed"])
+    """Return a trial's place in the grid, as in "C=1 kl=0.01 seed=0"."""
+    return " ".join(f"{_SHORT.get(key, key)}={_shown(value_of(config, key))}" for key in keys)
 
 
 def trial_name(trial: Any, keys: Sequence[str]) -> str:

@@ -51,11 +51,13 @@ class SweepProgress(tune.Callback):
         self._say(f"{self._name(trial)}: starts{goes_on}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Print what the trial reached."""
-        self._say(
-            f"{self._name(trial)}: ended after iteration {_iterations(trial)}, accuracy held out "
-            f"{number(final_accuracy(trial.last_result))}"
-        )
+        """Print what the trial reached, or that the scheduler stopped it; one that is interrupted does not complete."""
+        iteration = _iterations(trial)
+        if iteration < self._num_iterations:
+            self._say(f"{self._name(trial)}: stopped by asha at iteration {iteration}")
+        else:
+            accuracy = number(final_accuracy(trial.last_result))
+            self._say(f"{self._name(trial)}: ended after iteration {iteration}, accuracy held out {accuracy}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Print that the trial failed; the end of the sweep says why."""

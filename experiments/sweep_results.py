@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import paper
+from experiments.intervals import mean_interval, num_judged, wilson
 from experiments.report_text import number
 from experiments.sweep_grid import label, value_of
 
 _KL_ITERATIONS = 5
-_Z_95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TrialRow:
     Attributes:
         name: Its place in the grid.
         values: Key of the grid -> value.
-        status: "done", "failed" or "stopped early".
+        status: "done", "failed", "interrupted", or "stopped by asha", which is done too.
         error: Last line of what went wrong, or "".
         folder: Of the trial.
         max_tool_calls, kl_coeff, seed, iterations: As they are.
@@ -80,7 +80,9 @@ def read(results: Any, trials: Iterable[Any], keys: Sequence[str], num_iteration
 def _row(result: Any, trial: Any, keys: Sequence[str], num_iterations: int) -> TrialRow:
     config, history = trial.config, _history(result)
     iterations = result.metrics.get("training_iteration", 0)
-    status = "failed" if trial.status == "ERROR" else "done" if iterations >= num_iterations else "stopped early"
+    status = {"ERROR": "failed", "TERMINATED": "stopped by asha"}.get(trial.status, "interrupted")
+    if status == "stopped by asha" and iterations >= num_iterations:
+        status = "done"
     evaluation = result.metrics.get("evaluation", {}).get("env_runners", {})
     return TrialRow(
         name=label(config, keys),
@@ -93,7 +95,7 @@ def _row(result: Any, trial: Any, keys: Sequence[str], num_iterations: int) -> T
         seed=config["seed"],
         iterations=iterations,
         accuracy=final_accuracy(result.metrics) if status == "done" else math.nan,
-        num_problems=round(evaluation.get("num_episodes", 0) * (1 - evaluation.get("excluded_ratio", 0))),
+        num_problems=num_judged(evaluation),
         step_s=mean(row.get("timings/step_s", math.nan) for row in history[1:] or history),
         final_kl=mean(row.get("learners/default_policy/kl", math.nan) for row in history[-_KL_ITERATIONS:]),
     )
@@ -102,29 +104,6 @@ def _row(result: Any, trial: Any, keys: Sequence[str], num_iterations: int) -> T
 def final_accuracy(metrics: Mapping[str, Any]) -> float:
     """Return the held-out accuracy of a result dict, NaN if none was measured in that iteration."""
     return metrics.get("evaluation", {}).get("env_runners", {}).get("accuracy", math.nan)
-
-
-def wilson(share: float, num: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of `num` independent answers (Wilson, 1927); NaNs if there are none."""
-    if num == 0 or math.isnan(share):
-        return math.nan, math.nan
-    z2 = _Z_95**2
-    middle = share + z2 / (2 * num)
-    half = _Z_95 * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
-    low, high = (middle - half) / (1 + z2 / num), (middle + half) / (1 + z2 / num)
-    return min(low, share), max(high, share)  # at 0 and 1 an end is the share itself, and rounding may miss it
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of independent values (Student's t); NaNs below two of them."""
-    if len(values) < 2:
-        return math.nan, math.nan
-    from scipy.stats import t
-
-    middle = mean(values)
-    variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
-    half = t.ppf(0.975, len(values) - 1) * math.sqrt(variance / len(values))
-    return middle - half, middle + half
 
 
 def write_csv(rows: Sequence[TrialRow], path: Path) -> Path:
@@ -147,7 +126,9 @@ def tables(rows: Sequence[TrialRow]) -> str:
     lines = [f"{'trial':<{width}}  accuracy  95% interval   step s  final KL  iterations"]
     for row in rows:
         low, high = row.interval
-        note = "" if row.status == "done" else f"  {row.status}"
+        note = {"done": "", "stopped by asha": f"  stopped by asha at iteration {row.iterations}"}.get(
+            row.status, f"  {row.status}"
+        )
         lines.append(
             f"{row.name:<{width}}  {number(row.accuracy):>8}  {number(low):>5} .. {number(high):<5}  "
             f"{_digits(row.step_s, 2):>6}  {_digits(row.final_kl, 4):>8}  {row.iterations:>10}{note}"

@@ -1,10 +1,10 @@
 """One sweep from its plan to its tables: the steps of `experiments.sweep`."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
 from experiments import sweep_figure, sweep_results
-from experiments.cluster import quiet_libraries, ray_session
+from experiments.cluster import check_address, quiet_libraries, ray_session
 from experiments.launch import load_problems, runs_root
-from experiments.recipes import apply_settings, get_recipe
+from experiments.progress import Progress
+from experiments.recipes import apply_settings, check_given_once, get_recipe
 from experiments.stopping import StopRequest
 from experiments.sweep_grid import (
     at,
@@ -71,7 +73,7 @@ class Plan:
         """Return the plan of a new sweep.
 
         Raises:
-            ValueError: on an unknown recipe, key or value.
+            ValueError: on an unknown recipe, key or value, a setting given twice, or without a grid.
         """
         settings = list(arguments.settings)
         config = apply_settings(get_recipe(arguments.recipe)(), settings)
@@ -79,11 +81,17 @@ class Plan:
         for key, values in (("kl_coeff", arguments.kl_coeff), ("max_tool_calls", arguments.max_tool_calls)):
             if values:
                 texts.insert(0, f"{key}={','.join(values)}")
+        check_given_once([*settings, *texts])
         if arguments.seeds is not None:
             if arguments.seeds < 1:
                 raise ValueError(f"`--seeds` must be at least 1. Received {arguments.seeds}.")
             first = config.seed or 0
             texts.append(f"seed={','.join(str(first + n) for n in range(arguments.seeds))}")
+        if not texts:
+            raise ValueError(
+                f"A sweep needs a grid, such as `--max-tool-calls 0 1 2`, `--kl-coeff 0 0.01`, `--seeds 3` or "
+                f"`--grid lr=1e-6,2e-6`. One run alone is: python -m experiments.train {arguments.recipe}"
+            )
         return cls(
             recipe=arguments.recipe,
             settings=settings,
@@ -145,6 +153,7 @@ class Sweep:
             ImportError: if what reads the problems' format is not installed.
         """
         quiet_libraries()
+        check_address(arguments.address)
         for name in _TUNE_LOGGERS:
             logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_TUNE_SAYS))
         if arguments.restore:
@@ -174,18 +183,19 @@ class Sweep:
         """Run the trials and write what they found; return the exit status."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _STATE).write_text(json.dumps(asdict(self.plan), indent=2) + "\n")
-        print(f"sweep folder {self.folder}: {num_trials(self.plan.grid)} trials", flush=True)
-        with StopRequest(), ray_session(self.address):
-            config = self.plan.config()
-            # Here, outside of the trials' placement groups, which would confine Serve's controller to one trial.
-            started = start_sandbox(self.plan.app, **sandbox_options(config))
-            os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other one greets with a box even when it should be silent
-            try:
-                results = self._tuner(config).fit()
-                return self._report(results)
-            finally:
+        config = self.plan.config()
+        with StopRequest(), contextlib.ExitStack() as session:
+            with Progress(psutil.Process().create_time()) as progress:
+                progress.say(f"sweep folder {self.folder}: {num_trials(self.plan.grid)} trials")
+                with progress.stage("starting Ray"):
+                    session.enter_context(ray_session(self.address))
+                # Here, outside of the trials' placement groups, which would confine Serve's controller to one trial.
+                with progress.stage("starting the sandbox"):
+                    started = start_sandbox(self.plan.app, **sandbox_options(config))
                 if started or self.plan.owns_app:  # a killed sweep has left it where the cluster lives on
-                    stop_sandbox(self.plan.app)
+                    session.callback(stop_sandbox, self.plan.app)
+            os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other one greets with a box even when it should be silent
+            return self._report(self._tuner(config).fit())
 
     def _tuner(self, config: ToRLConfig) -> Any:
         plan = self.plan
@@ -229,7 +239,9 @@ class Sweep:
         plan = self.plan
         trials = tune.ExperimentAnalysis(results.experiment_path).trials
         rows = sweep_results.read(results, trials, list(plan.grid), plan.num_iterations)
-        num_left = num_trials(plan.grid) - results.num_terminated - results.num_errors
+        # By what Tune has written: after an interruption its results call every trial that was running terminated.
+        num_errors = sum(trial.status == "ERROR" for trial in trials)
+        num_left = num_trials(plan.grid) - num_errors - sum(trial.status == "TERMINATED" for trial in trials)
         if rows:
             table = sweep_results.write_csv(rows, self.folder / "trials.csv")
             picture = sweep_figure.draw(rows, self.folder / "sweep.png")
@@ -242,13 +254,16 @@ class Sweep:
         for row in rows:
             if row.status == "failed":
                 print(f"FAILED  {row.name}: {row.error}\n        {row.folder}", file=sys.stderr)
-        again = f"python -m experiments.sweep {plan.recipe} --restore {self.folder}"
         if num_left:
-            print(f"{num_left} trials are not done. Go on with: {again}", file=sys.stderr, flush=True)
-            return 128 + signal.SIGINT
-        if results.num_errors:
-            print(f"{results.num_errors} trials failed. Try them again with: {again}", file=sys.stderr, flush=True)
-        return 1 if results.num_errors else 0
+            print(f"Stopped, {num_left} trials are not done. {self.how_to_go_on()}", file=sys.stderr, flush=True)
+            return 130
+        if num_errors:
+            print(f"{num_errors} trials failed, to be tried again. {self.how_to_go_on()}", file=sys.stderr, flush=True)
+        return 1 if num_errors else 0
+
+    def how_to_go_on(self) -> str:
+        """Return the command that goes on with this sweep."""
+        return f"Go on with: python -m experiments.sweep {self.plan.recipe} --restore {self.folder}"
 
 
 def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:

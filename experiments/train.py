@@ -61,9 +61,19 @@ def main(argv: list[str] | None = None) -> int:
             print(plan.describe(arguments))
             return 0
         # After the arguments: a wrong one is answered at once, without half a minute of imports.
+        from experiments.cluster import quiet_libraries
+        from experiments.launch import resolve
+
+        quiet_libraries()
+        launch = resolve(arguments)
+        if launch.summary:
+            from experiments.report_text import nothing_left
+
+            print(nothing_left(launch.path, launch.summary))
+            return 0
         from experiments.run import Run
 
-        run = Run.prepare(arguments, started=_STARTED)
+        run = Run.prepare(arguments, launch, started=_STARTED)
     except (ValueError, OSError, ImportError) as error:
         print(f"experiments.train: error: {error}", file=sys.stderr)
         return 2

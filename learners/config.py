@@ -12,11 +12,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from learners.config_checks import check_choices, check_has_effect, check_ranges
+from learners.config_checks import check_choices, check_has_effect, check_ranges, why_refused
 from learners.env_runner import LLMEnvRunner
-
-# These change the distribution sampled from, so the learner's `logp` would no longer be that of the sampler (TRL#6789).
-_REFUSED_SAMPLING = ("top_p", "top_k", "min_p")
 
 
 class ToRLConfig(AlgorithmConfig):
@@ -187,11 +184,8 @@ class ToRLConfig(AlgorithmConfig):
             TypeError: on any other unknown keyword.
         """
         for name in refused:
-            if name in _REFUSED_SAMPLING:
-                raise ValueError(
-                    f"`{name}` is not supported: it renormalises the sampled distribution, so that the learner's "
-                    f"log-probs would not be the sampler's and the policy ratio would be biased. Use `temperature`."
-                )
+            if reason := why_refused(name):
+                raise ValueError(reason)
             raise TypeError(f"sampling() got an unexpected keyword argument '{name}'.")
         if engine_kwargs is not NotProvided:
             engine_kwargs = dict(engine_kwargs)

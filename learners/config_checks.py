@@ -10,6 +10,8 @@ from torl_env.sandbox.tiers import TIERS
 if TYPE_CHECKING:
     from learners.config import ToRLConfig
 
+# These change the distribution sampled from, so the learner's `logp` would no longer be that of the sampler (TRL#6789).
+_REFUSED_SAMPLING = ("top_p", "top_k", "min_p")
 _DTYPES = ("float32", "bfloat16")
 _SMALLEST = {
     "group_size": 2,
@@ -47,6 +49,19 @@ _WITHOUT_EFFECT = {
     "min_train_timesteps_per_iteration": "an iteration is one step",
     "evaluation_duration_unit": "`evaluation_duration` counts problems, one episode each",
 }
+
+
+def why_refused(name: str) -> str | None:
+    """Return why there is no such setting here, and what to use; None if it is no other trainer's that is known."""
+    if name in _REFUSED_SAMPLING:
+        return (
+            f"`{name}` is not supported: it renormalises the sampled distribution, so that the learner's "
+            f"log-probs would not be the sampler's and the policy ratio would be biased. Use `temperature`."
+        )
+    for known, instead in _WITHOUT_EFFECT.items():
+        if name in (known, known.lstrip("_")):
+            return f"`{known.lstrip('_')}` has no effect here: {instead}."
+    return None
 
 
 def check_choices(config: "ToRLConfig") -> None:
@@ -138,9 +153,9 @@ def _looks_like_a_path(model: str) -> bool:
 def check_has_effect(config: "ToRLConfig") -> None:
     """Raise ValueError for the first setting of RLlib's that was changed and would do nothing, naming what does it."""
     defaults = AlgorithmConfig()
-    for name, instead in _WITHOUT_EFFECT.items():
+    for name in _WITHOUT_EFFECT:
         if getattr(config, name) != getattr(defaults, name):
-            raise ValueError(f"`{name.lstrip('_')}` has no effect here: {instead}. Received {getattr(config, name)!r}.")
+            raise ValueError(f"{why_refused(name)} Received {getattr(config, name)!r}.")
     if config.sample_timeout_s is not None:
         raise ValueError(
             f"`sample_timeout_s` must be None: a step waits for its samplers, whose failures come back as errors. "

@@ -148,12 +148,23 @@ def append(folder: Path, lines: Iterable[Mapping[str, Any]], name: str = FILE_NA
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def truncate_after(folder: Path, iteration: int) -> None:
-    """Drop the lines of later iterations: a run restored from an earlier checkpoint writes them anew."""
+def truncate_after(folder: Path, iteration: int, *, evaluates_again: bool = False) -> None:
+    """Drop the lines of later iterations: a run restored from an earlier checkpoint writes them anew.
+
+    Args:
+        folder: with the records.
+        iteration: the last one that stays.
+        evaluates_again: drop that iteration's own evaluation as well.
+    """
+
+    def stays(line: Mapping[str, Any]) -> bool:
+        is_again = evaluates_again and line.get("split") == "evaluation" and line["iteration"] == iteration
+        return line["iteration"] <= iteration and not is_again
+
     for path in (folder / FILE_NAME, folder / GROUPS_NAME):
         if path.exists():
             with path.open(encoding="utf-8") as file:
-                kept = [line for line in file if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
+                kept = [line for line in file if line.endswith("\n") and stays(json.loads(line))]
             path.write_text("".join(kept), encoding="utf-8")
 
 

@@ -55,6 +55,21 @@ def test_other_signs_make_another_question() -> None:
     assert not found("Compute 3 + 4 + 5 + 6 + 7 + 8 + 9", "Compute 3 - 4 - 5 - 6 - 7 - 8 - 9")
 
 
+def test_a_question_about_other_numbers_is_counted_apart() -> None:
+    training = problem_set("train", "What is the remainder of 9 ** 16 divided by 839?", LONG)
+    evaluation = problem_set("test", "What is the remainder of 9 ** 16 divided by 380?", LONG.replace("town", "city"))
+    assert [pair.other_numbers for pair in overlaps(training, evaluation)] == [True, False]
+    assert overlap_line(training, evaluation) == (
+        "test: 1 of 2 problems are, or nearly are, in the training set train: test-1 (= train-1); "
+        "with other numbers 1 more: test-0 (like train-0)"
+    )
+
+
+def test_no_held_out_problem_of_the_built_in_set_is_in_its_training_set() -> None:
+    pairs = overlaps(ProblemSet.load("arithmetic"), ProblemSet.load("arithmetic", split="test"))
+    assert [pair for pair in pairs if not pair.other_numbers] == []
+
+
 def test_a_line_names_the_pairs_and_counts_evaluation_problems_once() -> None:
     line = overlap_line(
         problem_set("train", "What is 1+1?", "What is 1 + 1?"), problem_set("test", "What is 1+1?", "x")

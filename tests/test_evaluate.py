@@ -81,6 +81,10 @@ def test_without_a_model_the_error_lists_what_there_is(tmp_path: Path, monkeypat
         (["--model", "m", "--suite", "amc23", "--temperature", "-1"], "--temperature must be at least 0"),
         (["--model", "m", "--suite", "amc23", "--set", "temperature=1"], "--set temperature would do nothing here"),
         (
+            ["--model", "m", "--suite", "amc23", "--max-tool-calls", "1", "--set", "max_tool_calls=2"],
+            "--set max_tool_calls would do nothing beside --max-tool-calls",
+        ),
+        (
             ["--model", "m", "--suite", "amc23", "--output", "nowhere/f.json"],
             "must be a file in a folder that is there",
         ),
@@ -101,6 +105,8 @@ def test_wrong_names_are_answered_before_anything_starts(capsys: pytest.CaptureF
     # 3,072 response tokens, the paper's, are more than this model has positions for.
     assert main([*base, "--problems", "arithmetic"]) == 2
     assert "below the model's 1024 positions" in capsys.readouterr().err
+    assert main([*base, "--problems", "arithmetic", "--set", "lr=1", "lr=2"]) == 2
+    assert "`lr` is given twice: lr=1 and lr=2" in capsys.readouterr().err
 
 
 def test_every_prompt_fits_as_far_as_the_models_positions_go() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from experiments.evaluation_figures import papers_table, set_figures, table
-from experiments.pass_at_k import bootstrap_interval
+from experiments.intervals import wilson
+from experiments.pass_at_k import interval_of_mean
 from learners.episodes import EpisodeRecord
 from tests.test_metrics import record
 
@@ -31,7 +32,7 @@ def test_figures_by_hand() -> None:
     assert found["pass_at_k"][1]["value"] == pytest.approx(found["accuracy"])
     assert found["pass_at_k"][2]["value"] == pytest.approx((5 / 6 + 0 + 1) / 3)
     assert found["pass_at_k"][4]["value"] == pytest.approx((1 + 0 + 1) / 3)
-    assert found["accuracy_interval"] == bootstrap_interval([0.5, 0.0, 1.0])
+    assert found["accuracy_interval"] == interval_of_mean([0.5, 0.0, 1.0])
     assert (found["num_problems"], found["num_episodes"], found["excluded_ratio"]) == (3, 12, 0)
 
 
@@ -39,7 +40,7 @@ def test_what_could_not_be_judged_counts_nowhere() -> None:
     found = set_figures([*episodes("a", "cx"), *episodes("b", "ic"), *episodes("c", "xx")], 2)
     assert (found["num_problems"], found["num_episodes"]) == (2, 3)
     assert found["accuracy"] == pytest.approx((1 + 0.5) / 2)
-    assert found["pass_at_k"][2] == {"value": 1.0, "interval": (1.0, 1.0), "num_problems": 1}  # b alone has two
+    assert found["pass_at_k"][2] == {"value": 1.0, "interval": wilson(1.0, 1), "num_problems": 1}  # b alone has two
     assert found["excluded_ratio"] == 0.5
 
 
@@ -49,12 +50,15 @@ def test_the_order_of_the_episodes_changes_nothing() -> None:
 
 
 def test_tables_show_percent_and_the_means_beside_the_published_averages() -> None:
-    figures = {name: set_figures(episodes("a", "cici"), 4) for name in ("aime24", "math500")}
+    some = [*episodes("a", "cici"), *episodes("b", "iiii"), *episodes("c", "icci"), *episodes("d", "iiii")]
+    figures = {name: set_figures(some, 4) for name in ("aime24", "math500")}
     lines = table(figures).splitlines()
     assert "avg@4" in lines[0] and "pass@4" in lines[0]
-    assert lines[1].split()[:5] == ["aime24", "1", "50.0", "50.0-50.0", "100.0"]
+    # Of four problems two are half right; avg@4 is 0 to 0.5 and pass@4 0 to 1 as all draws of four have it.
+    assert lines[0].count("95% interval") == 2
+    assert lines[1].split()[:6] == ["aime24", "4", "25.0", "0.0-50.0", "50.0", "0.0-100.0"]
     rows = {line.split()[0]: line.split()[1:] for line in papers_table("mine", figures).splitlines()}
-    assert rows["mine"] == ["50.0", "-", "50.0", "-", "-", "-"]  # no mean of two suites beside means of five
+    assert rows["mine"] == ["25.0", "-", "25.0", "-", "-", "-"]  # no mean of two suites beside means of five
     assert rows["ToRL-7B"] == ["43.3", "30.0", "82.2", "49.9", "75.0", "62.1", "56.1"]
     assert rows["ToRL-1.5B"][-2:] == ["48.5", "48.5"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import launch, run
 from experiments.run_folder import RunFolder
-from experiments.train import parse_arguments
+from experiments.train import main, parse_arguments
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +27,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments(*words: str) -> argparse.Namespace:
     return parse_arguments(["quickstart", *words])
+
+
+def prepare(*words: str) -> run.Run:
+    given = arguments(*words)
+    return run.Run.prepare(given, launch.resolve(given), started=0.0)
 
 
 def leave_a_run(found: launch.Launch, *iterations: int) -> RunFolder:
@@ -115,8 +120,64 @@ def test_a_restored_run_goes_on_to_the_iterations_it_was_begun_for(tmp_path: Pat
     more = launch.resolve(arguments("--restore", str(tmp_path / "run"), "--num-iterations", "9", "--set", "lr=1e-4"))
     assert more.config.num_iterations == more.state["num_iterations"] == 9
     assert more.state["settings"] == ["lr=1e-4"]  # so that the next restore has it too
-    with pytest.raises(ValueError, match="has seed 3"):
-        launch.resolve(arguments("--restore", str(tmp_path / "run"), "--seed", "4"))
+    for words in (("--seed", "4"), ("--set", "seed=4")):
+        with pytest.raises(ValueError, match="has seed 3"):
+            launch.resolve(arguments("--restore", str(tmp_path / "run"), *words))
+    # A restore may change what the run was begun with.
+    folder.save_state(more.state)
+    again = launch.resolve(arguments("--restore", str(tmp_path / "run"), "--set", "lr=2e-4"))
+    assert again.config.lr == 2e-4
+
+
+def finish(folder: RunFolder, iterations: int) -> None:
+    folder.write_json("summary.json", {"iterations": iterations, "accuracy_before": 0.25, "accuracy_after": 0.9})
+
+
+def contents(folder: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("restore", ["auto", "mine"])
+def test_a_finished_run_says_that_nothing_is_left_and_starts_and_writes_nothing(
+    restore: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = launch.resolve(arguments("--storage-path", "mine", "--num-iterations", "40"))
+    folder = leave_a_run(first, 20, 40)
+    finish(folder, 40)
+    monkeypatch.setattr(run.Run, "prepare", None)  # it would claim the folder
+    words = ["--restore", restore, "--num-iterations", "40"] + (["--storage-path", "mine"] if restore == "auto" else [])
+    before = contents(elsewhere)
+    assert main(["quickstart", *words]) == 0
+    assert contents(elsewhere) == before
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2
+    assert f"{elsewhere / 'mine'} has its 40 iterations, accuracy 0.25 -> 0.90" in said[0]
+    assert "the same command with `--num-iterations N`, N above 40" in said[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--restore", "mine", "--num-iterations", "41"),  # more
+        ("--restore", "mine/checkpoints/000020"),  # from an earlier checkpoint
+    ],
+)
+def test_a_finished_run_goes_on_where_that_is_asked_for(words: tuple[str, ...]) -> None:
+    folder = leave_a_run(launch.resolve(arguments("--storage-path", "mine", "--num-iterations", "40")), 20, 40)
+    finish(folder, 40)
+    assert not launch.resolve(arguments(*words)).summary
+
+
+def test_a_run_killed_before_its_summary_is_not_finished() -> None:
+    leave_a_run(launch.resolve(arguments("--storage-path", "mine", "--num-iterations", "40")), 20, 40)
+    assert not launch.resolve(arguments("--restore", "mine")).summary
+
+
+def test_a_setting_given_twice_is_refused_whatever_the_option() -> None:
+    with pytest.raises(ValueError, match="`lr` is given twice: lr=1 and lr=2"):
+        launch.resolve(arguments("--set", "lr=1", "--set", "lr=2"))
+    with pytest.raises(ValueError, match="`seed` is given twice: seed=1 and seed=2"):
+        launch.resolve(arguments("--set", "seed=1", "--seed", "2"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]"])
@@ -166,7 +227,7 @@ def test_results_on_one_of_several_nodes_are_warned_of(
     monkeypatch.setattr(run, "ray_session", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(run, "num_nodes", lambda: nodes)
     monkeypatch.setattr(run.ToRLConfig, "build_algo", start)
-    prepared = run.Run.prepare(arguments(*words), started=0.0)
+    prepared = prepare(*words)
     with pytest.raises(StartedError):
         prepared.execute()
     prepared.folder.close()
@@ -176,11 +237,11 @@ def test_results_on_one_of_several_nodes_are_warned_of(
 
 
 def test_a_run_killed_and_resumed_has_the_same_sandbox_and_another_run_another() -> None:
-    first, other = (run.Run.prepare(arguments("--restore", "auto", "--seed", seed), started=0.0) for seed in ("1", "2"))
+    first, other = (prepare("--restore", "auto", "--seed", seed) for seed in ("1", "2"))
     first.folder.close()
-    again = run.Run.prepare(arguments("--restore", "auto", "--seed", "1"), started=0.0)
+    again = prepare("--restore", "auto", "--seed", "1")
     assert first.own_sandbox == again.own_sandbox == again.config.sandbox_app != other.own_sandbox
-    named = run.Run.prepare(arguments("--set", "sandbox_app=mine"), started=0.0)
+    named = prepare("--set", "sandbox_app=mine")
     assert (named.own_sandbox, named.config.sandbox_app) == (None, "mine")
     for prepared in (other, again, named):
         prepared.folder.close()

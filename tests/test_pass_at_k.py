@@ -1,4 +1,4 @@
-"""pass@k by hand and by brute force; bootstrap intervals."""
+"""pass@k by hand and by brute force; intervals over problems."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.pass_at_k import bootstrap_interval, pass_at_k, powers_up_to
+from experiments.pass_at_k import interval_of_mean, pass_at_k, powers_up_to
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,20 @@ def test_reported_ks_are_powers_of_two_and_k_itself() -> None:
 
 def test_the_interval_holds_the_mean_shrinks_with_the_problems_and_is_the_seeds() -> None:
     few, many = [0.0, 1.0] * 10, [0.0, 1.0] * 1000
-    assert bootstrap_interval(few) == bootstrap_interval(few) != bootstrap_interval(few, seed=1)
-    low, high = bootstrap_interval(many)
+    assert interval_of_mean(few) == interval_of_mean(few) != interval_of_mean(few, seed=1)
+    low, high = interval_of_mean(many)
     # The standard error of 2,000 fair coins is 0.5 / sqrt(2000) = 0.0112; 1.96 of them on each side.
     assert (low, high) == (pytest.approx(0.5 - 0.0219, abs=0.002), pytest.approx(0.5 + 0.0219, abs=0.002))
-    assert np.diff(bootstrap_interval(few)) > 5 * (high - low)
+    assert np.diff(interval_of_mean(few)) > 5 * (high - low)
 
 
-def test_the_interval_of_equal_values_is_a_point_and_of_none_unknown() -> None:
-    assert bootstrap_interval([0.25] * 5) == (0.25, 0.25)
-    assert all(map(math.isnan, bootstrap_interval([])))
+def test_equal_values_are_no_certainty() -> None:
+    # None of 40 solved. By hand, Wilson's upper end is z^2 / (n + z^2) = 3.8415 / 43.8415.
+    assert interval_of_mean([0.0] * 40) == (0.0, pytest.approx(0.08762, abs=1e-5))
+    assert interval_of_mean([1.0] * 40) == (pytest.approx(1 - 0.08762, abs=1e-5), 1.0)
+    low, high = interval_of_mean([0.25] * 5)  # one of four samples of each problem
+    assert low < 0.25 < high
+
+
+def test_the_interval_of_no_problems_is_unknown() -> None:
+    assert all(map(math.isnan, interval_of_mean([])))

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import smollm2
-from experiments.recipes import RECIPES, apply_settings, get_recipe, settable_keys
+from experiments.recipes import RECIPES, apply_settings, check_given_once, get_recipe, settable_keys
 from learners.config import ToRLConfig
 from torl_env.rewards import Reward
 
@@ -65,12 +65,30 @@ def test_the_short_names_of_model_and_tokenizer_are_taken() -> None:
         ("group_size=four", "`group_size` takes int. Received 'four'"),
         ("measure_kl=1", "`measure_kl` takes bool. Received '1'"),
         ("lr=fast", "`lr` takes float. Received 'fast'"),
-        ("max_tool_calls=none", "`max_tool_calls` takes int. Received 'none'"),
+        ("max_tool_calls=none", "`max_tool_calls` takes int. Received 'none'; the recipe has 1"),
+        ("error_penalty=some", "`error_penalty` takes float. Received 'some'; the recipe has 0.0"),
+        ("engine_threads=some", "`engine_threads` takes int or none. Received 'some'; the recipe has 1"),
+        ("learner_threads=some", "`learner_threads` takes int or none. Received 'some'; the recipe has none"),
+        ("top_p=0.9", "`top_p` is not supported: .* the policy ratio would be biased. Use `temperature`"),
+        ("gamma=0.9", "`gamma` has no effect here: the reward comes at the end"),
+        ("train_batch_size=9", "`train_batch_size` has no effect here: set `num_problems_per_step` and `group_size`"),
+        ("lerning_rate=1", r"Did you mean: lr\?"),
+        ("batch_size=9", "Did you mean: num_problems_per_step, group_size, minibatch_size"),
+        ("temprature=1", r"Did you mean: temperature\?"),
+        ("tool_calls=1", "Did you mean: max_tool_calls"),
+        ("entirely_different=1", r"no setting 'entirely_different'\. Known: adam_betas, "),
     ],
 )
 def test_a_wrong_setting_says_what_is_expected(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         apply_settings(get_recipe("quickstart")(), [text])
+
+
+@pytest.mark.parametrize("texts", [["lr=1", "kl_coeff=0", "lr=2"], ["lr=1", "kl_coeff=0", " lr =2"]])
+def test_a_setting_given_twice_is_refused_with_both(texts: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"`lr` is given twice: lr=1 and .*2\. Give it once"):
+        check_given_once(texts)
+    check_given_once(texts[:2])
 
 
 def test_the_evaluation_has_problems_of_its_own() -> None:

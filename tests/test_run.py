@@ -1,11 +1,20 @@
 """What a run says of its evaluations, on records of its own making; whole runs are in `test_train.py`."""
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from experiments import report_text, run
+from experiments.progress import Progress
+from experiments.quickstart import quickstart
+from experiments.run_folder import RunFolder
+from experiments.stopping import StopRequest
+from learners import records
 from learners.batch import Batch
 from tests.test_metrics import record
 from torl_env.problems import Problem, ProblemSet
@@ -36,6 +45,76 @@ def test_problems_that_are_trained_on_are_counted_among_those_evaluated() -> Non
     assert run._num_trained_on({"train": train, "test": test}, num_evaluated=4) == 2
     assert run._num_trained_on({"train": train, "test": test}, num_evaluated=3) == 1
     assert run._num_trained_on({"train": train}, num_evaluated=4) == 0
+
+
+class FakeAlgo:
+    """An algorithm at the end of its training, which records its evaluations as the real one does."""
+
+    def __init__(self, folder: RunFolder, iteration: int) -> None:
+        self.iteration = iteration
+        self.num_programs_executed = 0
+        self.learner_group = SimpleNamespace(export_hf=lambda path: None)
+        self.last_evaluation: Batch | None = None
+        self._folder = folder
+
+    def wait_until_ready(self) -> None:
+        pass
+
+    def restore_from_path(self, path: str) -> None:
+        assert int(Path(path).name) == self.iteration
+
+    def sandbox_stats(self) -> None:
+        return None
+
+    def evaluate(self) -> None:
+        self.last_evaluation = batch_of("collatz", "collatz")
+        records.append(self._folder.path, evaluation_lines(self.iteration))
+
+
+def evaluation_lines(iteration: int) -> list[dict[str, Any]]:
+    return [{"iteration": iteration, "split": "evaluation", "problem_id": problem} for problem in ("0", "1")]
+
+
+def finish(folder: RunFolder, iteration: int, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Restore a run at its last iteration, and return the records it has in the end."""
+    checkpoint = folder.path / "checkpoints" / f"{iteration:06d}" if iteration else None
+    if checkpoint:
+        checkpoint.mkdir(parents=True)
+    made = run.Run(
+        recipe="quickstart",
+        config=quickstart().training(num_iterations=iteration),
+        settings=[],
+        folder=folder,
+        checkpoint=checkpoint,
+        address=None,
+        started=0.0,
+        state={"recipe": "quickstart", "settings": [], "seed": 0, **state},
+        is_default_folder=False,
+        own_sandbox=None,
+        num_trained_on=0,
+        wandb=None,
+        mlflow=None,
+    )
+    unused = cast(Any, SimpleNamespace(peak_mb=0.0))
+    made._run(cast(Any, FakeAlgo(folder, iteration)), StopRequest(), unused, Progress(0.0, io.StringIO()), unused)
+    return [json.loads(line) for line in (folder.path / records.FILE_NAME).read_text().splitlines()]
+
+
+def test_a_run_killed_before_its_summary_is_finished_with_one_evaluation_at_its_end(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    train = {"iteration": 3, "split": "train", "problem_id": "7"}
+    before = evaluation_lines(0)
+    records.append(tmp_path, [*before, train, *evaluation_lines(3)])
+    begun = RunFolder(tmp_path / "begun")
+    finish(begun, 0, {})
+    assert finish(folder, 3, {"before": begun.state["before"]}) == [*before, train, *evaluation_lines(3)]
+    assert folder.summary["iterations"] == 3
+
+
+def test_a_run_of_no_iterations_evaluates_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert finish(folder, 0, {}) == evaluation_lines(0)
+    assert folder.summary["accuracy_after"] == folder.summary["accuracy_before"] == 1.0
 
 
 @pytest.mark.parametrize(("trained_on", "said"), [(0, "3 held-out problems"), (2, "3 problems, 2 of them trained on,")])

@@ -76,6 +76,20 @@ def test_a_run_restored_from_an_earlier_checkpoint_leaves_the_later_ones_behind(
     assert [path.name for path in folder.checkpoints()] == ["000015", "000020"]
 
 
+def test_what_is_evaluated_again_is_not_there_twice(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    rows = [(0, "evaluation"), (1, "train"), (2, "train"), (2, "evaluation"), (3, "train")]
+    lines = [{"iteration": iteration, "split": split} for iteration, split in rows]
+    folder.write_json("summary.json", {"iterations": 3})
+    for again, kept in ((False, rows[:4]), (True, rows[:3])):
+        path = tmp_path / "episodes.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        folder.continue_from(2, evaluates_again=again)
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [(line["iteration"], line["split"]) for line in found] == kept
+    assert folder.summary == {}  # the run is not at its end any more
+
+
 def test_json_has_no_nan_and_names_are_joined() -> None:
     assert jsonable({"a": [math.inf, 1, True, "x", None]}) == {"a": [None, 1, True, "x", None]}
     assert list(flatten({"a": {"b": 1}, "c": True, "d": "x"})) == [("a/b", 1.0)]

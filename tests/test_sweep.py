@@ -43,7 +43,7 @@ def test_a_plan_has_the_grid_in_the_order_of_the_options() -> None:
 
 
 def test_every_trial_measures_the_kl_and_ends_with_an_evaluation() -> None:
-    config = plan("--num-iterations", "7").config()
+    config = plan("--seeds", "1", "--num-iterations", "7").config()
     assert config.measure_kl
     assert config.evaluation_interval == 7
 
@@ -55,11 +55,14 @@ def test_every_trial_measures_the_kl_and_ends_with_an_evaluation() -> None:
         (["quickstart", "--kl-coeff", "0", "-1"], "`kl_coeff` must be >= 0"),
         (["quickstart", "--max-tool-calls", "one"], "`max_tool_calls` takes int"),
         (["quickstart", "--grid", "kl_coef=0,1"], "Did you mean: kl_coeff"),
-        (["quickstart", "--kl-coeff", "0", "--grid", "kl_coeff=1"], "names `kl_coeff` twice"),
+        (["quickstart"], "A sweep needs a grid, such as `--max-tool-calls 0 1 2`"),
+        (["quickstart", "--kl-coeff", "0", "--grid", "kl_coeff=1"], "`kl_coeff` is given twice"),
+        (["quickstart", "--kl-coeff", "0", "1", "--set", "kl_coeff=2"], "given twice: kl_coeff=2 and kl_coeff=0,1"),
+        (["quickstart", "--seeds", "2", "--grid", "seed=7,8"], "given twice: seed=7,8 and seed=0,1"),
         (["quickstart", "--grid", "problems=arithmetic,nowhere.jsonl"], "nowhere.jsonl"),
         (["quickstart", "--seeds", "0"], "`--seeds` must be at least 1"),
-        (["quickstart", "--num-iterations", "0"], "at least 1"),
-        (["quickstart", "--num-iterations", "5", "--set", "evaluation_interval=2"], "must divide"),
+        (["quickstart", "--seeds", "2", "--num-iterations", "0"], "at least 1"),
+        (["quickstart", "--seeds", "2", "--num-iterations", "5", "--set", "evaluation_interval=2"], "must divide"),
         (["quickstart", "--restore", "nowhere"], "is not a sweep's folder"),
         (["quickstart", "--restore", "nowhere", "--seeds", "2"], "as it was started, so `--seeds` cannot be given"),
     ],
@@ -75,14 +78,14 @@ def test_problems_that_nothing_here_can_read_are_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert main(["quickstart", "--set", "problems=hf:some/set"]) == 2
+    assert main(["quickstart", "--seeds", "2", "--set", "problems=hf:some/set"]) == 2
     assert "install it with the extra `datasets`" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a sweep"):
-        Sweep.prepare(parse_arguments(["quickstart", "--storage-path", str(tmp_path)]))
+        Sweep.prepare(parse_arguments(["quickstart", "--seeds", "2", "--storage-path", str(tmp_path)]))
     with pytest.raises(ValueError, match=r"sweep\.json is not what a sweep writes \(TypeError"):
         Sweep.prepare(parse_arguments(["quickstart", "--restore", str(tmp_path)]))
 

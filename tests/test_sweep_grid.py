@@ -43,18 +43,13 @@ def test_a_point_of_the_grid_leaves_the_recipe_as_it_was() -> None:
     assert config.kl_coeff == 0.0
 
 
-def test_without_a_grid_there_is_one_trial_named_by_its_seed() -> None:
-    assert num_trials({}) == 1
-    [(_, config)] = generate_variants(search_space(quickstart().debugging(seed=3), {}).to_dict())
-    assert label(config, []) == "seed=3"
-
-
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["kl_coeff"], "`--grid` takes key=value1,value2. Received 'kl_coeff'"),
         (["kl_coeff=0,,1"], "`--grid` takes key=value1,value2"),
-        (["kl_coeff=0", "kl_coeff=1"], "names `kl_coeff` twice"),
+        (["kl_coeff=0", "kl_coeff=1"], "`kl_coeff` is given twice: kl_coeff=0 and kl_coeff=1"),
+        (["model=a", "model_path=b"], "`model_path` is given twice: model=a and model_path=b"),
         (["kl_coeff=0,1,0"], "gives `kl_coeff` the same value twice"),
         (["sandbox_memory_mb=256,512"], "all trials share one sandbox"),
     ],

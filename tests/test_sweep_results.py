@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from experiments import sweep_figure, sweep_results
-from experiments.sweep_results import TrialRow, mean_interval, wilson
+from experiments.sweep_results import TrialRow
 
 
 def row(calls: int, kl: float, accuracy: float, *, status: str = "done", step_s: float = 1.0) -> TrialRow:
@@ -29,23 +29,6 @@ def row(calls: int, kl: float, accuracy: float, *, status: str = "done", step_s:
         step_s=step_s,
         final_kl=0.02 / (1 + kl),
     )
-
-
-def test_wilson_interval_agrees_with_a_calculation_by_hand() -> None:
-    # Half of 100: the centre is (0.5 + 3.8415 / 200) / 1.038415 = 0.5,
-    # half the width 1.96 sqrt(0.0025 + 3.8415 / 40000) / 1.038415 = 0.09617.
-    low, high = wilson(0.5, 100)
-    assert (low, high) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
-    # All correct: the upper end is 1, the lower 1 / (1 + z^2/n) = 100 / 103.8415.
-    assert wilson(1.0, 100) == (pytest.approx(0.96301, abs=1e-5), pytest.approx(1.0))
-    assert all(math.isnan(end) for end in wilson(0.5, 0))
-    assert all(wilson(0.0, num)[0] <= 0.0 and wilson(1.0, num)[1] >= 1.0 for num in range(1, 1000))
-
-
-def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
-    # mean 2, standard deviation 1, t(0.975, 2) = 4.30265: half = 4.30265 / sqrt(3) = 2.48414
-    assert mean_interval([1.0, 2.0, 3.0]) == (pytest.approx(-0.48414, abs=1e-5), pytest.approx(4.48414, abs=1e-5))
-    assert all(math.isnan(end) for end in mean_interval([1.0]))
 
 
 def trial(folder: str, status: str) -> Any:
@@ -95,8 +78,22 @@ def test_failed_and_stopped_trials_are_rows_without_an_accuracy() -> None:
         2,
     )
     assert (failed.status, failed.error, failed.iterations) == ("failed", "RuntimeError: the last one", 0)
-    assert (stopped.status, stopped.iterations) == ("stopped early", 1)
+    assert (stopped.status, stopped.iterations) == ("stopped by asha", 1)
     assert math.isnan(failed.accuracy) and math.isnan(stopped.accuracy)
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "PAUSED", "PENDING"])
+def test_a_trial_that_tune_was_not_done_with_was_interrupted(status: str) -> None:
+    [read] = sweep_results.read([result("a", [step(1, 1.0, 0.0)])], [trial("a", status)], ["kl_coeff"], 1)
+    assert read.status == "interrupted" and math.isnan(read.accuracy)
+
+
+def test_the_table_tells_what_asha_stopped_from_what_was_interrupted() -> None:
+    text = sweep_results.tables(
+        [row(0, 0.0, math.nan, status="stopped by asha"), row(1, 0.0, 0.5, status="interrupted")]
+    )
+    first, second = text.splitlines()[1:3]
+    assert first.endswith("stopped by asha at iteration 20") and second.endswith("interrupted")
 
 
 def test_tables_compare_c_and_the_coefficient() -> None:

@@ -199,10 +199,10 @@ def test_evaluating_a_run_reproduces_its_accuracy_in_a_fresh_process(
     assert command.end() == 0, command.output
     found = json.loads(output.read_text())
     assert found["sets"]["arithmetic"]["accuracy"] == summary(folder)["accuracy_after"]
-    # Of this kind the questions are alike but for the last number, which is what the rule calls nearly.
+    # No held-out problem is trained on; of this kind a question is like one in training but for its last number.
     assert found["contamination"] == [
-        "arithmetic: 1 of 8 problems are, or nearly are, in the training set arithmetic/train: "
-        "power_remainder/9-16-380 (= power_remainder/9-16-839)"
+        "arithmetic: 0 of 8 problems are, or nearly are, in the training set arithmetic/train; "
+        "with other numbers 1 more: power_remainder/9-16-380 (like power_remainder/9-16-839)"
     ]
     trained = {row["problem_id"]: row for row in episodes(folder, "evaluation") if row["iteration"] == NUM_ITERATIONS}
     [path] = folder.glob("evaluations/*/arithmetic")
