@@ -5,19 +5,22 @@ import hashlib
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import ray
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
 from ray._private.services import canonicalize_bootstrap_address
 
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT
 
 _GONE_S = 30.0
-_CONNECT_S = 5.0
+_HEALTH = "/grpc.health.v1.Health/Check"  # gRPC's own protocol, which Ray's head answers
+_ANSWER_S = 5.0
 _CHATTY_LOGGERS = (
     "ray.serve",
     "ray.rllib.algorithms.algorithm_config",
@@ -61,7 +64,7 @@ def remove_leftover(app: str) -> None:
 
 
 def check_address(address: str | None) -> None:
-    """Check that something listens where `--address` says; `ray.init` would wait for it for minutes.
+    """Check that a Ray cluster answers where `--address` says; `ray.init` would wait for it for minutes.
 
     Args:
         address: as in `ray.init`: host:port, ray://host:port, auto or local; or None.
@@ -83,14 +86,20 @@ def check_address(address: str | None) -> None:
             f"`--address {address}` is none of a Ray cluster's: host:port as `ray start --head` prints it (not the "
             f"dashboard's), ray://host:port, or auto."
         )
+    # Ray Client's server lacks the health service, and a cluster may want a token, for which Ray has its own errors.
+    fine = {grpc.StatusCode.UNAUTHENTICATED} | (
+        {grpc.StatusCode.UNIMPLEMENTED} if where.startswith("ray://") else set()
+    )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        of = f"`--address {address}`" if where == address else f"`--address {address}`, which is {where}"
-        raise ValueError(
-            f"{of}: nothing answers there ({error}). Is the cluster up? `ray start --head` prints its address; without "
-            f"`--address` a Ray of its own is started."
-        ) from None
+        with init_grpc_channel(f"{host}:{port}", GLOBAL_GRPC_OPTIONS) as channel:
+            channel.unary_unary(_HEALTH)(b"", timeout=_ANSWER_S)
+    except grpc.RpcError as error:
+        if error.code() not in fine:
+            of = f"`--address {address}`" if where == address else f"`--address {address}`, which is {where}"
+            raise ValueError(
+                f"{of}: no Ray cluster answers there ({error.code().name}: {error.details()}). `ray start --head` "
+                f"prints the address of one; without `--address` a Ray of its own is started."
+            ) from None
 
 
 @contextlib.contextmanager

@@ -23,8 +23,11 @@ def num_judged(evaluation: Mapping[str, float]) -> int:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of independent values (Student's t); NaNs below two of them."""
-    if len(values) < 2:
+    """Return the 95% interval of the mean of independent values (Student's t); NaNs if they do not show their spread.
+
+    So do fewer than two, and equal ones: two runs that happen to agree leave the next one open.
+    """
+    if len(set(values)) < 2:
         return math.nan, math.nan
     from scipy.stats import t
 

@@ -46,8 +46,9 @@ class SweepProgress(tune.Callback):
             self._say(self._overview(trials))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Print which trial starts."""
-        goes_on = f", goes on after iteration {_iterations(trial)}" if _iterations(trial) else ""
+        """Print which trial starts; one that was interrupted before its first checkpoint starts anew."""
+        saved = trial.latest_checkpoint_result
+        goes_on = f", goes on after iteration {saved.metrics['training_iteration']}" if saved else ""
         self._say(f"{self._name(trial)}: starts{goes_on}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

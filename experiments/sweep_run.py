@@ -183,6 +183,8 @@ class Sweep:
         """Run the trials and write what they found; return the exit status."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _STATE).write_text(json.dumps(asdict(self.plan), indent=2) + "\n")
+        if (results := self._finished()) is not None:
+            return self._report(results)
         config = self.plan.config()
         with StopRequest(), contextlib.ExitStack() as session:
             with Progress(psutil.Process().create_time()) as progress:
@@ -197,11 +199,26 @@ class Sweep:
             os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the other one greets with a box even when it should be silent
             return self._report(self._tuner(config).fit())
 
+    def _has_trials(self) -> bool:
+        return any(self.folder.glob("experiment_state-*.json"))
+
+    def _trials(self) -> Any:
+        """Return the trials as Tune has written them: its results call an interrupted one terminated."""
+        return tune.ExperimentAnalysis(str(self.folder)).trials
+
+    def _finished(self) -> Any:
+        """Return Tune's results of a sweep that is to go on but has nothing left to do; else None."""
+        if not self.restored or not self._has_trials():
+            return None
+        num_done = sum(trial.status == "TERMINATED" for trial in self._trials())
+        is_done = num_done == num_trials(self.plan.grid)
+        return tune.Tuner.restore(str(self.folder), ToRL).get_results() if is_done else None
+
     def _tuner(self, config: ToRLConfig) -> Any:
         plan = self.plan
         print(pack(config, num_trials(plan.grid)), flush=True)
         space = search_space(config, plan.grid)
-        if self.restored and any(self.folder.glob("experiment_state-*.json")):
+        if self.restored and self._has_trials():
             # The space again, since Tune does not keep the objects in it (prompts, classes).
             return tune.Tuner.restore(str(self.folder), ToRL, resume_errored=True, param_space=space)
         names = partial(trial_name, keys=list(plan.grid))
@@ -237,11 +254,11 @@ class Sweep:
 
     def _report(self, results: Any) -> int:
         plan = self.plan
-        trials = tune.ExperimentAnalysis(results.experiment_path).trials
+        trials = self._trials()
         rows = sweep_results.read(results, trials, list(plan.grid), plan.num_iterations)
-        # By what Tune has written: after an interruption its results call every trial that was running terminated.
-        num_errors = sum(trial.status == "ERROR" for trial in trials)
-        num_left = num_trials(plan.grid) - num_errors - sum(trial.status == "TERMINATED" for trial in trials)
+        statuses = [trial.status for trial in trials]
+        num_errors = statuses.count("ERROR")
+        num_left = num_trials(plan.grid) - num_errors - statuses.count("TERMINATED")
         if rows:
             table = sweep_results.write_csv(rows, self.folder / "trials.csv")
             picture = sweep_figure.draw(rows, self.folder / "sweep.png")

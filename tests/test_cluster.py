@@ -1,13 +1,17 @@
 """`--address`: what is no cluster's is answered at once, before anything starts or is written."""
 
+import contextlib
 import importlib
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
+from experiments import cluster
 from experiments.cluster import check_address
 
 
@@ -19,16 +23,47 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_an_address_that_answers_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+class Health(grpc.GenericRpcHandler):
+    """What a Ray head answers when it is asked for its health."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if handler_call_details.method != "/grpc.health.v1.Health/Check":
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"\x08\x01")
+
+
+@contextlib.contextmanager
+def serving(*handlers: grpc.GenericRpcHandler) -> Iterator[int]:
+    """Have a gRPC server for the block; give its port."""
+    server = grpc.server(ThreadPoolExecutor(1), handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_cluster_that_answers_is_taken() -> None:
+    with serving(Health()) as port:
         for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"ray://127.0.0.1:{port}", "local", None):
             check_address(address)
 
 
+def test_another_server_than_rays_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
+    with serving() as port:
+        check_address(f"ray://127.0.0.1:{port}")  # as Ray Client's, which has no health service
+        with pytest.raises(ValueError, match=r"no Ray cluster answers there \(UNIMPLEMENTED"):
+            check_address(f"127.0.0.1:{port}")
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, pytest.raises(ValueError, match="no Ray cluster answers there"):
+        check_address(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
 def test_auto_is_the_cluster_that_ray_itself_would_join(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", nobody)
-    with pytest.raises(ValueError, match=r"`--address auto`, which is .*: nothing answers there"):
+    with pytest.raises(ValueError, match=r"`--address auto`, which is .*: no Ray cluster answers there"):
         check_address("auto")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     check_address("auto")
@@ -63,5 +98,5 @@ def test_every_command_refuses_a_dead_address_at_once_and_leaves_no_folder(
     start_s = time.monotonic()
     assert main([*arguments, "--address", scheme + nobody]) == 2
     assert time.monotonic() - start_s < 60  # the imports; Ray itself would wait for minutes
-    assert f"`--address {scheme + nobody}`: nothing answers there" in capsys.readouterr().err
+    assert f"`--address {scheme + nobody}`: no Ray cluster answers there" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,7 @@ def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
     # mean 2, standard deviation 1, t(0.975, 2) = 4.30265: half = 4.30265 / sqrt(3) = 2.48414
     assert mean_interval([1.0, 2.0, 3.0]) == (pytest.approx(-0.48414, abs=1e-5), pytest.approx(4.48414, abs=1e-5))
     assert all(math.isnan(end) for end in mean_interval([1.0]))
+    assert all(math.isnan(end) for end in mean_interval([0.125, 0.125]))
 
 
 def test_answers_that_were_not_judged_are_no_part_of_the_share() -> None:

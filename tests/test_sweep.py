@@ -106,7 +106,9 @@ def trials(folder: Path) -> dict[str, dict[str, str]]:
         return {Path(row["model"]).name: row for row in csv.DictReader(file)}
 
 
-def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_restore(tmp_path: Path) -> None:
+def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_restore(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = shutil.copytree(TINY_BASE, tmp_path / "broken")
     weights = broken / "model.safetensors"
     whole = weights.read_bytes()
@@ -138,6 +140,13 @@ def test_a_trial_that_fails_leaves_the_other_its_sandbox_and_is_tried_again_by_r
     assert [again[name]["status"] for name in ("broken", "tiny_base")] == ["done", "done"]
     assert again["tiny_base"] == rows["tiny_base"]
     assert (folder / "sweep.png").exists()
+
+    # Nothing is left to do: the tables again, and nothing starts.
+    before = (folder / "trials.csv").read_text()
+    assert main(["quickstart", "--restore", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "model=tiny_base" in shown and "starting Ray" not in shown
+    assert (folder / "trials.csv").read_text() == before
 
     grid = tune.Tuner.restore(str(folder), ToRL).get_results()
     assert [result.metrics["training_iteration"] for result in grid] == [2, 2]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from pathlib import Path
 
 import torch
 
+from experiments.progress import Progress
 from experiments.tiny_base.card import measure_card, write_card
 from experiments.tiny_base.documents import sample_document
 from experiments.tiny_base.pretrain import VOCAB_SIZE, pretrain
@@ -30,15 +32,19 @@ TOKENIZER_SEED = 1
 def make(output: Path, num_steps: int = NUM_STEPS) -> None:
     """Write the model folder: tokenizer, weights, card; an earlier one at `output` is replaced file by file."""
     torch.set_num_threads(1)
-    rng = random.Random(TOKENIZER_SEED)
-    documents = [sample_document(TORL, rng) for _ in range(NUM_TOKENIZER_DOCUMENTS)]
-    texts = (text for document in documents for text in (document.prompt, *document.segments))
-    tokenizer = train_tokenizer(texts, VOCAB_SIZE)
-    model = pretrain(tokenizer, num_steps, SEED)
-    output.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(output)
-    model.save_pretrained(output)
-    write_card(output, measure_card(model, tokenizer, num_steps))
+    with Progress(time.time()) as progress:
+        with progress.stage("making the tokenizer"):
+            rng = random.Random(TOKENIZER_SEED)
+            documents = [sample_document(TORL, rng) for _ in range(NUM_TOKENIZER_DOCUMENTS)]
+            texts = (text for document in documents for text in (document.prompt, *document.segments))
+            tokenizer = train_tokenizer(texts, VOCAB_SIZE)
+        with progress.stage("training"):
+            model = pretrain(tokenizer, num_steps, SEED, progress)
+        output.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(output)
+        model.save_pretrained(output)
+        with progress.stage("measuring the card"):
+            write_card(output, measure_card(model, tokenizer, num_steps))
 
 
 def main() -> None:

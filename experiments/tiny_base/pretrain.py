@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 
 import torch
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from experiments.progress import Progress
 from experiments.tiny_base.documents import Document, sample_document
 from torl_env.dialect import PLAIN, TORL
 
@@ -21,6 +21,7 @@ MICRO_BATCH_SIZE = 16
 # calls a model writes such text itself.
 OBSERVATION_WEIGHT = 0.1
 
+_LINE_EVERY_S = 10.0
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -92,8 +93,8 @@ def sum_loss(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, weights_BT: torch.Te
     return (losses_N * weights_BT[counts_BT]).sum()
 
 
-def pretrain(tokenizer: PreTrainedTokenizerBase, num_steps: int, seed: int) -> Qwen2ForCausalLM:
-    """Return a model trained from nothing for `num_steps` batches; progress goes to the standard output."""
+def pretrain(tokenizer: PreTrainedTokenizerBase, num_steps: int, seed: int, progress: Progress) -> Qwen2ForCausalLM:
+    """Return a model trained from nothing for `num_steps` batches; `progress` shows how far it is."""
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(tiny_config())
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01)
@@ -101,20 +102,18 @@ def pretrain(tokenizer: PreTrainedTokenizerBase, num_steps: int, seed: int) -> Q
         optimizer, PEAK_LR, total_steps=num_steps, pct_start=NUM_WARMUP_STEPS / num_steps, cycle_momentum=False
     )
     rng = random.Random(seed)
-    start = time.monotonic()
-    for step in range(1, num_steps + 1):
-        micro_batches = sample_batch(tokenizer, rng)
-        total_weight = sum(float(weights_BT.sum()) for _, weights_BT in micro_batches)
-        mean_loss = 0.0
-        optimizer.zero_grad()
-        for ids_BT, weights_BT in micro_batches:
-            loss = sum_loss(model, ids_BT, weights_BT) / total_weight
-            loss.backward()
-            mean_loss += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 50 == 0 or step == num_steps:
-            elapsed_s = time.monotonic() - start
-            print(f"step {step}/{num_steps}  loss {mean_loss:.3f}  {elapsed_s:.0f} s", flush=True)
+    with progress.count("step", num_steps, every_s=_LINE_EVERY_S) as count:
+        for step in range(1, num_steps + 1):
+            micro_batches = sample_batch(tokenizer, rng)
+            total_weight = sum(float(weights_BT.sum()) for _, weights_BT in micro_batches)
+            mean_loss = 0.0
+            optimizer.zero_grad()
+            for ids_BT, weights_BT in micro_batches:
+                loss = sum_loss(model, ids_BT, weights_BT) / total_weight
+                loss.backward()
+                mean_loss += loss.item()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            count.advance(step, f"loss {mean_loss:.3f}")
     return model.eval()
