@@ -22,13 +22,13 @@ from experiments.cluster import (
 from experiments.launch import Launch, load_problems
 from experiments.progress import Progress
 from experiments.recipes import attribute_of, settable_keys
-from experiments.run_folder import SUMMARY, RunFolder
+from experiments.run_folder import EVALUATION_FIGURES, SUMMARY, RunFolder
 from experiments.stopping import StopRequest
 from experiments.trackers import Trackers, check_installed
 from learners.algorithm import ToRL
 from learners.batch import Batch
 from learners.config import ToRLConfig
-from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics
+from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, episode_metrics, figures_per_source
 from learners.vllm_backend import check_builds
 from torl_env.arithmetic import needs_code
 from torl_env.problems import ProblemSet
@@ -215,13 +215,12 @@ class Run:
     def _figures(self, batch: Batch | None) -> dict[str, Any]:
         """Return what the summary and the closing table say of an evaluation."""
         assert batch is not None
-        figures = episode_metrics(batch.records)
+        counted = [record for record in batch.records if record.counts]
+        figures = episode_metrics(batch.records) | figures_per_source(counted)
         kinds = {record.kind for record in batch.records if needs_code(record.kind)}
         return {
-            "accuracy": figures["accuracy"],
-            "code_ratio": figures["code_ratio"],
-            "pass_ratio": figures["pass_ratio"],
-            "accuracy_per_kind": accuracy_per_kind(record for record in batch.records if record.counts),
+            **{name: figures[name] for name in EVALUATION_FIGURES if name in figures},
+            "accuracy_per_kind": accuracy_per_kind(counted),
             "code_ratio_needed": code_ratio_of_kinds(batch.records, kinds),
             "num_problems": len(batch.records),
             "num_trained_on": self.num_trained_on,
@@ -236,8 +235,9 @@ class Run:
     def _write_summary(self, algo: ToRL, before: dict[str, Any], after: dict[str, Any], memory: PeakMemory) -> None:
         sandbox = algo.sandbox_stats()
         summary = {
-            **{f"{name}_before": before[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
-            **{f"{name}_after": after[name] for name in ("accuracy", "code_ratio", "pass_ratio")},
+            # Not all are in `before` where an earlier version began the run.
+            **{f"{name}_before": before[name] for name in EVALUATION_FIGURES if name in before},
+            **{f"{name}_after": after[name] for name in EVALUATION_FIGURES if name in after},
             "accuracy_per_kind_before": before["accuracy_per_kind"],
             "accuracy_per_kind_after": after["accuracy_per_kind"],
             "code_ratio_needed_after": after["code_ratio_needed"],

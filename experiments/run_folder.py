@@ -30,6 +30,16 @@ _RUN = "run.json"
 _CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"  # written last: a run that has one has done all its iterations
 NO_FIGURES = ("config", "hostname", "node_ip", "pid")  # in RLlib's result dict
+# Of the evaluations before and after training, in run.json and summary.json; named as in `learners.metrics`.
+EVALUATION_FIGURES = (
+    "accuracy",
+    "reward_mean",
+    "code_ratio",
+    "pass_ratio",
+    "excluded_ratio",
+    "accuracy_source",
+    "reward_source",
+)
 _LOCK = "run.lock"  # held by the process that writes; it goes with the process
 
 

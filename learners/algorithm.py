@@ -114,6 +114,7 @@ class ToRL(Algorithm):
         self.metrics.log_value(("timings", "tool_idle_share"), batch.metrics["tool_idle_s"] / step_s, window=1)
         self.last_batch = batch
         self._log_step(batch, update.metrics)
+        start = time.perf_counter()
         if self._iterations_since_restore == 0:
             # Tune restores a trial in its own folder, which may hold what this run does again.
             records.truncate_after(self._record_dir, self.iteration)
@@ -127,6 +128,7 @@ class ToRL(Algorithm):
                 logp=update.logp,
             )
             self._record(lines)
+        self.metrics.log_value(("timings", "record_s"), time.perf_counter() - start, window=1)
 
     def wait_until_ready(self) -> None:
         """Wait until the samplers' engines have loaded the model: `build_algo` returns before, while they do.

@@ -88,4 +88,5 @@ class EpisodeDraft:
             turns=tuple(self.turns),
             tool_calls=tuple(self.tool_calls),
             duration_s=duration_s,
+            source=problem.source,
         )

@@ -134,6 +134,7 @@ class EpisodeRecord:
             special tokens left out.
         tool_calls: One per program executed, in order.
         duration_s: Seconds from reset to the last token graded.
+        source: `Problem.source`, may be empty.
     """
 
     group_id: int
@@ -154,6 +155,7 @@ class EpisodeRecord:
     reward_terms: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     duration_s: float = 0.0
+    source: str = ""
 
     @property
     def counts(self) -> bool:

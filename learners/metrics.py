@@ -35,6 +35,8 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         excluded_ratio             share, of all episodes, that left the batch (sandbox, grader, engine, prompt length)
         num_excluded_<reason>      their number by stop reason, where there are any
         accuracy_kind/<kind>       accuracy per kind of problem, where the problems name one
+        accuracy_source/<source>   accuracy per source (a suite), where the problems are of several; `reward_source/...`
+                                   likewise the mean return
         run_s_p50, run_s_p99       seconds a program ran; `queue_s_*`: it waited; `tool_wait_s_*`: the episode did
 
     Args:
@@ -71,6 +73,8 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
             name = f"num_excluded_{record.stop_reason}"
             metrics[name] = metrics.get(name, 0.0) + 1
     metrics.update({f"accuracy_kind/{kind}": value for kind, value in accuracy_per_kind(counted).items()})
+    for name, of_sources in figures_per_source(counted).items():
+        metrics.update({f"{name}/{source}": value for source, value in of_sources.items()})
     calls = [call for record in records for call in record.tool_calls]
     for name, values in (
         ("run_s", [call.run_s for call in calls]),
@@ -109,6 +113,19 @@ def accuracy_per_kind(records: Iterable[EpisodeRecord]) -> dict[str, float]:
         if record.kind:
             correct[record.kind].append(record.verdict == "correct")
     return {kind: _mean(values) for kind, values in sorted(correct.items())}
+
+
+def figures_per_source(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, float]]:
+    """Return `accuracy_source` and `reward_source`, each per source of problems, sorted; empty unless of several."""
+    of_source: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in records:
+        of_source[record.source].append(record)
+    if len(of_source) < 2:
+        return {}
+    return {
+        "accuracy_source": {s: _mean(r.verdict == "correct" for r in own) for s, own in sorted(of_source.items())},
+        "reward_source": {s: _mean(r.reward for r in own) for s, own in sorted(of_source.items())},
+    }
 
 
 def code_ratio_of_kinds(records: Iterable[EpisodeRecord], kinds: Iterable[str]) -> float:

@@ -2,7 +2,7 @@ r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON obj
 
     iteration        training iteration it was sampled in, from 1; of an evaluation the last one done, 0 before any
     split            "train" or "evaluation"
-    problem_id       `Problem.id`;  `kind`: `Problem.kind`;  `answer`: the gold answer
+    problem_id, source, kind   of the `Problem`;  `answer`: its gold answer
     group_id         episodes of one problem in one iteration share it;  `sample_index`: 0..G-1 within the group
     turns            [[role, text], ...], roles "prompt", "response", "observation"
     token_ids        (T,) all tokens of the episode, as sampled
@@ -18,7 +18,7 @@ r"""The record of each episode in the run folder: `episodes.jsonl`, one JSON obj
 
 Bounded for long runs by `is_recorded`: of a recorded iteration the first groups up to 128 episodes, of an evaluation
 the first 200 episodes; iterations 1-100 are all recorded, then every 10th up to 1,000, then every 100th. Floats keep
-six digits.
+six digits. How long an iteration's records took to write is `timings/record_s` of its results.
 
 `tokenizer.json` beside it is the sampler's tokenizer as the `tokenizers` library saves it, which says what each token
 id reads as; absent where the model has no fast tokenizer.
@@ -78,6 +78,7 @@ def episode_line(
         "iteration": iteration,
         "split": split,
         "problem_id": record.problem_id,
+        "source": record.source,
         "kind": record.kind,
         "answer": answer,
         "group_id": record.group_id,
@@ -138,6 +139,7 @@ def read_line(line: Mapping[str, Any]) -> EpisodeRecord:
         turns=tuple((role, text) for role, text in line["turns"]),
         tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
         duration_s=line["duration_s"],
+        source=line.get("source", ""),  # episodes of an evaluation that was begun before there were sources
     )
 
 

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from learners.episodes import EpisodeRecord, ToolCall
-from learners.metrics import accuracy_per_kind, code_ratio_of_kinds, combine_sample_metrics, episode_metrics
+from learners.metrics import (
+    accuracy_per_kind,
+    code_ratio_of_kinds,
+    combine_sample_metrics,
+    episode_metrics,
+    figures_per_source,
+)
 
 CODE = "```python\nprint(1)\n```\n```output"
 
@@ -86,6 +92,17 @@ def test_figures_per_kind() -> None:
     assert episode_metrics(BATCH)["accuracy_kind/gcd"] == 0.0
     assert code_ratio_of_kinds(BATCH, ["sum"]) == pytest.approx(1 / 2)
     assert math.isnan(code_ratio_of_kinds(BATCH, ["lcm"]))
+
+
+def test_figures_per_source_where_there_are_several() -> None:
+    batch = [record(r"\boxed{1}", source="aime24"), record("no", verdict="incorrect", source="aime24")]
+    batch.append(record(r"\boxed{1}", source="math500", reward=0.5))
+    assert figures_per_source(batch) == {
+        "accuracy_source": {"aime24": 0.5, "math500": 1.0},
+        "reward_source": {"aime24": 0.0, "math500": 0.5},
+    }
+    assert episode_metrics(batch)["reward_source/math500"] == 0.5
+    assert figures_per_source(batch[:2]) == {}
 
 
 def test_runners_that_sampled_together_add_up() -> None:

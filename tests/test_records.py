@@ -20,7 +20,7 @@ def test_a_line_holds_tokens_masks_and_both_logps() -> None:
         policy_version=3,
     )
     line = records.episode_line(
-        record(r"\boxed{1}"),
+        record(r"\boxed{1}", source="math500"),
         tokens,
         iteration=4,
         split="train",
@@ -35,6 +35,8 @@ def test_a_line_holds_tokens_masks_and_both_logps() -> None:
     assert line["logp"] == [-0.5, -0.3]
     assert (line["iteration"], line["advantage"], line["answer"]) == (4, 0.5, "1")
     assert line["turns"] == [["prompt", "Q"], ["response", r"\boxed{1}"]]
+    assert (line["source"], line["kind"]) == ("math500", "sum")
+    assert records.read_line(line).source == "math500"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,18 @@ def test_two_episodes_are_shown_whatever_the_kinds_of_the_problems(kinds: list[s
     assert [episode["problem_id"] for episode in run._sample_episodes(batch_of(*kinds))] == shown
 
 
+def test_the_figures_of_an_evaluation_are_those_of_its_records() -> None:
+    batch = batch_of("math", "math", "math")
+    batch.records[0] = replace(batch.records[0], source="aime24", reward=-1.0, verdict="incorrect")
+    batch.records[1] = replace(batch.records[1], source="math500")
+    batch.records[2] = replace(batch.records[2], source="math500", stop_reason="sandbox_error")
+    figures = run.Run._figures(cast(run.Run, SimpleNamespace(num_trained_on=0)), batch)
+    assert (figures["accuracy"], figures["reward_mean"], figures["num_problems"]) == (0.5, 0.0, 3)
+    assert figures["excluded_ratio"] == pytest.approx(1 / 3)
+    assert figures["accuracy_source"] == {"aime24": 0.0, "math500": 1.0}
+    assert figures["reward_source"] == {"aime24": -1.0, "math500": 1.0}
+
+
 def test_problems_that_are_trained_on_are_counted_among_those_evaluated() -> None:
     train = ProblemSet([Problem(str(i), f"{i}?", "1") for i in range(4)], name="train")
     test = ProblemSet([Problem(f"t{i}", f"{i}?", "1") for i in (7, 2, 8, 3)], name="test")

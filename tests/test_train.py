@@ -131,7 +131,8 @@ def test_a_run_leaves_everything_it_promises(straight: tuple[Path, str]) -> None
     assert any(name.startswith("events.out.tfevents") for name in names)
     found = summary(folder)
     for key in (
-        *(f"{figure}_{when}" for figure in ("accuracy", "code_ratio", "pass_ratio") for when in ("before", "after")),
+        *(f"{figure}_before" for figure in ("accuracy", "reward_mean", "code_ratio", "pass_ratio")),
+        *(f"{figure}_after" for figure in ("accuracy", "reward_mean", "code_ratio", "pass_ratio")),
         "accuracy_per_kind_after",
         "code_ratio_needed_after",
         "first_update_s",
@@ -163,6 +164,7 @@ def test_a_run_evaluates_on_an_interval_and_not_twice_at_its_end(straight: tuple
         assert found["accuracy"] == sum(row["verdict"] == "correct" for row in rows) / 8
         assert found["episode_return_mean"] == sum(row["reward"] for row in rows) / 8
     assert summary(folder)["accuracy_after"] == evaluated[10]["env_runners"]["accuracy"]
+    assert summary(folder)["reward_mean_after"] == evaluated[10]["env_runners"]["reward_mean"]
     assert len(re.findall(r"^iteration .* held out \d\.\d\d ", output, re.MULTILINE)) == 2
 
 
