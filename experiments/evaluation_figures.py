@@ -11,7 +11,15 @@ from experiments.suites import SUITES
 from learners.episodes import EpisodeRecord
 from learners.metrics import accuracy_per_kind, episode_metrics
 
-_QUOTED = ("code_ratio", "pass_ratio", "tool_calls_mean", "response_tokens_mean", "truncated_ratio", "excluded_ratio")
+_QUOTED = (
+    "reward_mean",
+    "code_ratio",
+    "pass_ratio",
+    "tool_calls_mean",
+    "response_tokens_mean",
+    "truncated_ratio",
+    "excluded_ratio",
+)
 
 
 def set_figures(records: Sequence[EpisodeRecord], samples_per_problem: int) -> dict[str, Any]:
@@ -23,7 +31,7 @@ def set_figures(records: Sequence[EpisodeRecord], samples_per_problem: int) -> d
         pass_at_k                    {k: {value, interval, num_problems}} for k = 1, 2, 4, ... and the number of
                                      samples; the mean over problems with at least k samples that count
         accuracy_per_kind            where problems name one
-        code_ratio, ...              as in `learners.metrics.episode_metrics`
+        reward_mean, code_ratio, ... as in `learners.metrics.episode_metrics`
 
     An episode that could not be judged counts nowhere: the sandbox or the grader failed, or the prompt was too long.
 

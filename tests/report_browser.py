@@ -30,7 +30,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for run in ("quickstart", "quickstart_no_tool"):
@@ -80,4 +80,5 @@ def plotted(page, figure):
     page.locator(f"#plot-{figure}").scroll_into_view_if_needed()
     page.wait_for_selector(f"#plot-{figure} .main-svg")
     read = "plot => plot.data.map(t => [t.name, [...t.x], [...t.y]])"
-    return {name: dict(zip(x, y, strict=True)) for name, x, y in page.locator(f"#plot-{figure}").evaluate(read) if x[0]}
+    drawn = page.locator(f"#plot-{figure}").evaluate(read)
+    return {name: dict(zip(x, y, strict=True)) for name, x, y in drawn if x[0] is not None}

@@ -180,7 +180,30 @@ def test_no_view_is_wider_than_its_window(report, open_page, width, scheme):
         wait_until(page, "document.querySelector('main > section:not([hidden])').childElementCount > 0")
         page.wait_for_timeout(100)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, fragment
+    too_wide = (
+        "[...document.querySelectorAll('.tables .scroll')].filter((box) => box.scrollWidth > box.clientWidth).length"
+    )
+    page.evaluate("location.hash = '#view=curves'")
+    page.wait_for_selector(".tables .scroll >> nth=1")
+    assert page.evaluate(too_wide) == 0
     assert page.faults == []
+
+
+def test_an_axis_of_few_iterations_has_whole_ticks_and_whole_markers(tmp_path, open_page):
+    rows = [result_row(1), result_row(2, evaluation={"env_runners": {"accuracy": 0.6}})]
+    path, *_ = write_report([write_run(tmp_path / "run", rows)])
+    page = open_page(path)
+    plotted(page, "accuracy")
+    assert page.locator("#plot-accuracy .xtick").all_text_contents() == ["0", "1", "2"]
+    assert page.locator("#plot-accuracy .point").count() == 2  # held out, at 0 and 2
+    clipped = "points => points.filter((point) => point.closest('[clip-path]')).length"
+    assert page.locator("#plot-accuracy .point").evaluate_all(clipped) == 0
+    assert page.locator(".modebar").count() == 0
+    # Zoomed in, and out again, the ticks are whole too.
+    for low, high, ticks in ((0.9, 2.1, ["1", "2"]), (0, 50, ["0", "10", "20", "30", "40", "50"])):
+        page.evaluate(f"Plotly.relayout('plot-accuracy', {{'xaxis.range': [{low}, {high}]}})")
+        wait_until(page, f"document.querySelectorAll('#plot-accuracy .xtick').length === {len(ticks)}")
+        assert page.locator("#plot-accuracy .xtick").all_text_contents() == ticks
 
 
 def test_every_control_and_landmark_has_a_name(report, open_page):

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from experiments.intervals import wilson
 from experiments.reporting import choice
-from experiments.reporting.curves import FIGURES, curves_of
+from experiments.reporting.curves import FIGURES, curves_of, figures_of
 from experiments.reporting.index import read_entries, read_record
 from experiments.reporting.points import evaluation_figures, sweep_figures, tables
 from experiments.reporting.runs import derived, find_runs
@@ -65,9 +66,26 @@ def test_held_out_figures_are_those_before_on_the_way_and_after(tmp_path):
         result_row(3),
     ]
     folder = write_run(tmp_path / "a", rows)
-    (folder / "summary.json").write_text('{"iterations": 3, "accuracy_after": 0.9, "code_ratio_after": 1.0}')
-    (run,) = find_runs([folder])
-    assert {at: figures["accuracy"] for at, figures in run.held_out.items()} == {0: 0.25, 2: 0.6, 3: 0.9}
+    state = json.loads((folder / "run.json").read_text())
+    state["before"] |= {"reward_mean": -0.5, "accuracy_source": {"aime24": 0.1, "math500": 0.4}, "episodes": []}
+    (folder / "run.json").write_text(json.dumps(state))
+    summary = {"iterations": 3, "accuracy_before": 0.25, "accuracy_after": 0.9, "reward_mean_after": 0.8}
+    summary |= {"accuracy_source_after": {"aime24": 0.7, "math500": 1.0}, "wall_s": 100.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    runs = find_runs([folder])
+    assert FIGURE["accuracy"].series[1].values(runs[0]) == {0: 0.25, 2: 0.6, 3: 0.9}
+    assert FIGURE["reward"].series[1].values(runs[0]) == {0: -0.5, 2: 0.2, 3: 0.8}
+    suites = [figure for figure in figures_of(runs) if figure not in FIGURES]
+    assert [figure.title for figure in suites] == ["aime24", "math500"]
+    assert suites[1].series[0].values(runs[0]) == {0: 0.4, 3: 1.0}
+
+
+def test_a_suite_is_a_figure_of_its_own_with_the_reward(tmp_path):
+    names = {"accuracy_source/amc/23": 0.5, "reward_source/amc/23": 0.1, "accuracy_source/": 0.2}
+    runs = find_runs([write_run(tmp_path / "a", [result_row(1, evaluation={"env_runners": names})])])
+    first, second = (figure for figure in figures_of(runs) if figure not in FIGURES)
+    assert (first.title, second.title) == ("(no source named)", "amc/23")
+    assert [series.values(runs[0]) for series in second.series] == [{1: 0.5}, {1: 0.1}]
 
 
 def test_seeds_become_their_mean_and_range(tmp_path):
@@ -111,12 +129,12 @@ def test_a_run_without_one_program_is_the_baseline(tmp_path):
     assert "baseline" not in [found.id for found in tables(runs[:1])]
 
 
-def sweep(folder):
+def sweep(folder, **figures):
     for calls, seed, accuracy in ((0, 0, 0.2), (1, 0, 0.8), (1, 1, 1.0)):
         trial = folder / f"C={calls},kl=0,seed={seed}_3f2a0_0000{calls + seed}"
         trial.mkdir(parents=True)
         config = {"env_config": {"max_tool_calls": calls}, "kl_coeff": 0.0, "seed": seed}
-        row = result_row(1, evaluation={"env_runners": {"accuracy": accuracy}}, config=config)
+        row = result_row(1, evaluation={"env_runners": {"accuracy": accuracy} | figures}, config=config)
         # A restored trial did the iteration again: the later line counts.
         (trial / "result.json").write_text(json.dumps(row | {"evaluation": {}}) + "\n" + json.dumps(row) + "\n")
     return folder
@@ -132,6 +150,14 @@ def test_a_sweep_is_its_trials_by_setting_and_seed(tmp_path):
     assert step.lines[0].y == pytest.approx([3.3, 3.3])
     # The paper's Table 4: 237 s with one program against 118 s without, 2.01 times.
     assert [row[-1] for row in table(runs, "sweep").rows] == ["118 s, 1.00 x", "237 s, 2.01 x"]
+
+
+def test_a_single_trial_has_the_interval_of_the_sweeps_own_figure(tmp_path):
+    runs = find_runs([sweep(tmp_path / "sweep", num_episodes=200, excluded_ratio=0.5)])
+    (accuracy,) = sweep_figures(runs)[0].lines
+    low, high = wilson(0.2, 100)  # 100 of the 200 were judged
+    assert (accuracy.low, accuracy.high) == ([low, 0.8], [high, 1.0])  # of two seeds the lower and the higher
+    assert 0.13 < low < 0.14 and 0.28 < high < 0.29
 
 
 def test_trials_are_in_the_order_of_the_grid(tmp_path):
@@ -152,7 +178,10 @@ def test_an_evaluation_is_its_problem_sets(tmp_path):
     (figure,) = evaluation_figures(runs)
     assert (figure.lines[0].x, figure.lines[0].y) == (["aime24"], [0.5])  # one of two: the third was not judged
     assert [curves_of(figure, runs) for figure in FIGURES] == [[]] * len(FIGURES)
-    assert table(runs, "evaluation").rows[0][:4] == ["aime24", "2", "1", "0.50"]
+    (row,) = table(runs, "evaluation").rows
+    assert row[:4] == ["aime24", "2", "1", "0.50"]
+    assert row[4] == row[6] == f"{figure.lines[0].low[0]:.2f} to {figure.lines[0].high[0]:.2f}"  # pass@1 is accuracy
+    assert row[-2:] == ["1.00", "0.00"]  # mean reward of the two (both records have 1), code ratio
 
 
 def test_an_episode_recorded_twice_counts_once_as_it_was_last(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from experiments import report
-from experiments.reporting import content, page
+from experiments.reporting import choice, content, page
 from experiments.reporting.index import read_entries
 from experiments.reporting.runs import find_runs
 from tests.reports import ROOT, TOKENIZER, record, response_with, result_row, write_run
@@ -120,21 +120,32 @@ def test_hostile_texts_are_data(tmp_path):
     assert data_of(text)["runs"][0]["label"] == f"{HOSTILE} seed 0"
 
 
-def test_what_does_not_fit_is_left_out_and_counted(tmp_path, monkeypatch):
-    # Random digits do not compress: 100 episodes of about 20 kB each, and room for about a third of them.
+def write_long_episodes(folder, monkeypatch):
+    """100 episodes of about 20 kB each, random digits that do not compress, and room for about a third of them."""
     source = random.Random(0)
-    lines = [
-        record("".join(source.choices("0123456789", k=19_000)), group_id=group, token_ids=[], loss_mask=[])
-        for group in range(100)
-    ]
-    folder = write_run(tmp_path / "run", [result_row(1)], lines)
+    texts = ["".join(source.choices("0123456789", k=19_000)) for _ in range(100)]
+    lines = [record(text, group_id=group, token_ids=[], loss_mask=[]) for group, text in enumerate(texts)]
     monkeypatch.setattr(page, "MAX_BYTES", 5_600_000)
-    path, num_shown, num_recorded = report.write_report([folder])
+    path, num_shown, num_recorded = report.write_report([write_run(folder, [result_row(1)], lines)])
     assert path.stat().st_size <= 5_600_000
-    assert 0 < num_shown < num_recorded == 100
-    data = data_of(path.read_text())
-    assert (data["embedded"], data["recorded"]) == (num_shown, 100)
-    assert sum(map(len, blocks_of(path.read_text(), "episodes"))) == num_shown
+    text = path.read_text()
+    assert (data_of(text)["embedded"], data_of(text)["recorded"]) == (num_shown, num_recorded) == (num_shown, 100)
+    shown = [episode for block in blocks_of(text, "episodes") for episode in block]
+    assert len(shown) == num_shown
+    return shown
+
+
+def test_what_does_not_fit_is_left_out_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "MIN_EPISODES", 20)
+    shown = write_long_episodes(tmp_path / "run", monkeypatch)
+    assert 20 <= len(shown) < 100
+    assert not any("cut" in turn for episode in shown for turn in episode["turns"])
+
+
+def test_where_too_few_would_fit_texts_are_cut_shorter(tmp_path, monkeypatch):
+    shown = write_long_episodes(tmp_path / "run", monkeypatch)
+    assert len(shown) == 100
+    assert all(len(episode["turns"][1]["text"]) <= 19_000 - episode["turns"][1]["cut"] for episode in shown)
 
 
 def test_curves_on_the_page_and_in_the_csv_are_the_raw_metrics(tmp_path):
@@ -196,18 +207,24 @@ def contrast(one, other):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_have_the_contrast_that_wcag_asks_for(scheme):
+def test_colours_have_the_contrast_that_wcag_asks_for(scheme):
     style = (ROOT / "experiments" / "reporting" / "page" / "report.css").read_text()
-    roots = [
-        dict(re.findall(r"--([\w-]+): (#[0-9a-fA-F]{6})", block))
-        for block in re.findall(r":root \{(.*?)\}", style, re.S)
-    ]
+    roots = [dict(re.findall(r"--([\w-]+): ([^;]+);", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
     colors = roots[0] | (roots[1] if scheme == "dark" else {})
     pairs = [(ink, ground) for ink in ("ink", "soft") for ground in ("page", "card", "code", "tool", "accent-soft")]
     pairs += [(ink, "code") for ink in ("keyword", "string", "number", "comment", "function", "builtin")]
-    pairs += [("accent", "card"), ("accent", "page"), ("good", "good-soft"), ("bad", "bad-soft"), ("dim", "dim-soft")]
-    low = [(pair, round(contrast(*(colors[name] for name in pair)), 2)) for pair in pairs]
-    assert [entry for entry in low if entry[1] < 4.5] == []
+    pairs += [("accent", "card"), ("accent", "page"), ("accent", "accent-soft")]
+    pairs += [("good", "good-soft"), ("bad", "bad-soft"), ("dim", "dim-soft")]
+    found = [(pair, contrast(*(colors[name] for name in pair)), 4.5) for pair in pairs]
+    # The hottest token of "Colour tokens by probability": the heat over the card, under the text.
+    heat, share = (int(part) for part in colors["heat"].split(", ")), max(re.findall(r"var\(--heat\), (\.\d+)", style))
+    card = (int(colors["card"][i : i + 2], 16) for i in (1, 3, 5))
+    mixed = "".join(f"{round(float(share) * h + (1 - float(share)) * c):02x}" for h, c in zip(heat, card, strict=True))
+    found.append(("heat", contrast(colors["ink"], f"#{mixed}"), 4.5))
+    # The edges of controls, and lines in figures.
+    graphics = ["edge", *(f"c{index}" for index in range(10))]
+    found += [(name, contrast(colors[name], colors["card"]), 3) for name in graphics]
+    assert [entry for entry in found if entry[1] < entry[2]] == []
 
 
 def test_all_runs_and_entries_of_a_page_agree(tmp_path):

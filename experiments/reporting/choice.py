@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from experiments.reporting.index import Entry, Place, groups
 
 MAX_EPISODES = 2000
+MIN_EPISODES = 500  # that the page makes room for
 RULE = (
     "First one episode for every filter and behaviour, and one of every iteration of every run, training and "
     "evaluation apart; then, for each iteration, one for every filter and behaviour found in it; then whole groups, "
     "one iteration after the other in turn, by the group's number, "
-    f"up to {MAX_EPISODES:,} episodes or the size of the file. Evaluations number the same problems alike, so that a "
-    "problem is there at several iterations."
+    f"up to {MAX_EPISODES:,} episodes or the size of the file. Where fewer than {MIN_EPISODES} would fit, long texts "
+    "are cut short. Evaluations number the same problems alike, so that a problem is there at several iterations."
 )
 
 

@@ -37,8 +37,10 @@ _OPEN_BLOCK = re.compile(r"(?<!`)```(?:python3?|py)[ \t]*\r?\n", re.IGNORECASE)
 _BOX = re.compile(r"\\boxed\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}")
 
 
-def shown(record: Mapping[str, Any]) -> dict[str, Any]:
+def shown(record: Mapping[str, Any], halvings: int = 0) -> dict[str, Any]:
     """Return the record without its tokens, its turns as `{role, text, blocks, marks}` and the boxed answer.
+
+    Texts are cut to `MAX_TURN_CHARS`, halved as often as asked.
 
     blocks   [start, end] of each code block, fences included
     marks    [start, end, class] of what is highlighted, in order, not overlapping
@@ -51,16 +53,16 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
         "num_tokens": len(record["token_ids"]),
         "num_response_tokens": sum(record["loss_mask"]),
         "boxed": None if answer is None else cut_middle(answer, 1000),
-        "turns": [_turn(role, text) for role, text in record["turns"]],
+        "turns": [_turn(role, text, MAX_TURN_CHARS >> halvings) for role, text in record["turns"]],
     }
 
 
-def tokens(record: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[list[int]]] | None:
+def tokens(record: Mapping[str, Any], tokenizer: Tokenizer | None, halvings: int = 0) -> list[list[list[int]]] | None:
     """Return the tokens turn by turn; None where token ids, mask and texts do not belong together.
 
     A turn is `[ids, lengths]`, or `[ids, lengths, action_logp, logp]` of a response, with log-probs in millionths of
     a nat and `logp` empty if the learner did not see the episode. Turns that are cut, or lie behind the first
-    `MAX_TOKENS` tokens, are left out; their list is empty.
+    `MAX_TOKENS` tokens (halved like the texts), are left out; their list is empty.
 
     lengths   characters of its turn's text that a token stands for: 0 for a special token or half a character
     """
@@ -75,7 +77,8 @@ def tokens(record: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[
     for (start, end, is_trained), (_, text) in zip(spans, record["turns"], strict=True):
         ids = record["token_ids"][start:end]
         first, num_trained = num_trained, num_trained + (end - start if is_trained else 0)
-        lengths = None if end > MAX_TOKENS or len(text) > MAX_TURN_CHARS else _lengths(ids, text, tokenizer)
+        is_cut = end > MAX_TOKENS >> halvings or len(text) > MAX_TURN_CHARS >> halvings
+        lengths = None if is_cut else _lengths(ids, text, tokenizer)
         if lengths is None:
             found.append([])
         elif is_trained:
@@ -93,11 +96,11 @@ def special_names(tokenizer: Tokenizer | None) -> dict[int, str]:
     return {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
-def _turn(role: str, text: str) -> dict[str, Any]:
-    whole, text = len(text), cut_middle(text, MAX_TURN_CHARS)
+def _turn(role: str, text: str, max_chars: int) -> dict[str, Any]:
+    whole, text = len(text), cut_middle(text, max_chars)
     turn: dict[str, Any] = {"role": role, "text": text, "blocks": [], "marks": []}
-    if whole > MAX_TURN_CHARS:
-        turn["cut"] = whole - MAX_TURN_CHARS
+    if whole > max_chars:
+        turn["cut"] = whole - max_chars
     if role != "response":
         return turn
     blocks = [(block.start, block.end) for block in code_blocks(text)]

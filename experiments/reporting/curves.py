@@ -9,6 +9,7 @@ from experiments.reporting.runs import RunData
 
 _SAMPLED = "env_runners/"
 _LEARNER = "learners/default_policy/"
+_SUITE_ACCURACY, _SUITE_REWARD = "accuracy_source/", "reward_source/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,32 @@ FIGURES: tuple[Figure, ...] = (
         _sampled(("p50", "queue_s_p50"), ("p99", "queue_s_p99")),
     ),
 )
+
+
+def figures_of(runs: Sequence[RunData]) -> list[Figure]:
+    """Return `FIGURES`, with one for each suite that the runs were evaluated on behind the first section."""
+    evaluations = [figures for run in runs for figures in run.held_out.values()]
+    suites = {
+        name.removeprefix(_SUITE_ACCURACY): None
+        for figures in evaluations
+        for name in figures
+        if name.startswith(_SUITE_ACCURACY)
+    }
+    of_suites = [
+        Figure(
+            f"held_out_{number}",
+            "Held out, by suite (paper, Fig. 4)",
+            suite or "(no source named)",
+            "Greedy on the held-out problems of this source: share answered correctly, and mean return.",
+            (
+                Series("accuracy", _SUITE_ACCURACY + suite, held_out=True),
+                Series("reward", _SUITE_REWARD + suite, held_out=True),
+            ),
+        )
+        for number, suite in enumerate(sorted(suites), start=1)
+    ]
+    outcome = [figure for figure in FIGURES if figure.section == FIGURES[0].section]
+    return [*outcome, *of_suites, *(figure for figure in FIGURES if figure not in outcome)]
 
 
 def curves_of(figure: Figure, runs: Sequence[RunData]) -> list[Curve]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reporting.curves import FIGURES, Curve, Figure, curves_of
+from experiments.reporting.curves import Curve, Figure, curves_of, figures_of
 from experiments.reporting.points import PointFigure, evaluation_figures, sweep_figures
 from experiments.reporting.runs import RunData
 
@@ -22,7 +22,7 @@ def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
 
     written = []
     drawings: list[tuple[Figure | PointFigure, list[list[Any]]]] = []
-    drawings += [(figure, _curve_rows(figure, runs)) for figure in FIGURES]
+    drawings += [(figure, _curve_rows(figure, runs)) for figure in figures_of(runs)]
     drawings += [(figure, _point_rows(figure)) for figure in evaluation_figures(runs) + sweep_figures(runs)]
     for figure, rows in drawings:
         if len(rows) == 1:
@@ -34,7 +34,7 @@ def write_images(folder: Path, runs: Sequence[RunData]) -> list[Path]:
             _draw_curves(axis, figure, curves_of(figure, runs))
         else:
             _draw_points(axis, figure)
-        axis.set_title(figure.title)
+        axis.set_title(_literal(figure.title))
         axis.grid(alpha=0.3)
         _add_legend(picture, axis)
         picture.savefig(folder / f"{figure.id}.png", dpi=110)
@@ -53,7 +53,7 @@ def _curve_rows(figure: Figure, runs: Sequence[RunData]) -> list[list[Any]]:
 
 
 def _point_rows(figure: PointFigure) -> list[list[Any]]:
-    rows: list[list[Any]] = [["series", figure.x_title, "mean", "lowest", "highest"]]
+    rows: list[list[Any]] = [["series", figure.x_title, "value", "low", "high"]]
     for line in figure.lines:
         rows += [[line.name, *values] for values in zip(line.x, line.y, line.low, line.high, strict=True)]
     return rows

@@ -22,13 +22,14 @@ from plotly.offline import get_plotlyjs
 from tokenizers import Tokenizer
 
 from experiments.reporting import behaviours, choice, content
-from experiments.reporting.curves import FIGURES, curves_of
+from experiments.reporting.curves import curves_of, figures_of
 from experiments.reporting.index import Entry, groups, read_record
 from experiments.reporting.points import evaluation_figures, sweep_figures, tables
 from experiments.reporting.runs import RunData
 from experiments.run_folder import jsonable
 
 MAX_BYTES = 25_000_000
+_MAX_HALVINGS = 5  # texts of 625 characters, tokens of the first 128: 500 episodes of those take less than the room
 _CHUNK = 32
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("core", "text", "curves", "list", "episode", "compare", "main")
@@ -68,27 +69,34 @@ def write_page(path: Path, runs: Sequence[RunData], entries: Sequence[Entry]) ->
 def _episode_blocks(
     runs: Sequence[RunData], tokenizers: Sequence[Tokenizer | None], entries: Sequence[Entry], room: int
 ) -> tuple[list[str], list[int]]:
-    """Return the page's episode blocks, and how many episodes of each run are in them, within `room` bytes."""
-    of_group = groups(entries)
-    chosen = choice.choose(entries)
-    blocks: list[str] = []
-    num_embedded = [0] * len(runs)
-    for first in range(0, len(chosen), _CHUNK):
-        texts, tokens = [], []
-        for entry in chosen[first : first + _CHUNK]:
-            record = read_record(runs[entry.run].path, entry)
-            texts.append({"run": entry.run, "line": entry.line, "tags": entry.tags, **content.shown(record)})
-            texts[-1]["mates"] = [
-                [mate.sample_index, mate.verdict, mate.reward, mate.advantage] for mate in of_group[entry.group]
-            ]
-            tokens.append(content.tokens(record, tokenizers[entry.run]))
-        new = [_block("episodes", texts), _block("tokens", tokens)]
-        room -= sum(map(len, new)) + 2
-        if room < 0:
+    """Return the page's episode blocks, and how many episodes of each run are in them, within `room` bytes.
+
+    Where fewer than `choice.MIN_EPISODES` fit, long texts are cut shorter, and long episodes lose their tokens.
+    """
+    of_group, chosen = groups(entries), choice.choose(entries)
+    for halvings in range(_MAX_HALVINGS + 1):
+        blocks: list[str] = []
+        num_embedded = [0] * len(runs)
+        left = room
+        for first in range(0, len(chosen), _CHUNK):
+            texts, tokens = [], []
+            for entry in chosen[first : first + _CHUNK]:
+                record = read_record(runs[entry.run].path, entry)
+                texts.append({"run": entry.run, "line": entry.line, "tags": entry.tags})
+                texts[-1] |= content.shown(record, halvings)
+                texts[-1]["mates"] = [
+                    [mate.sample_index, mate.verdict, mate.reward, mate.advantage] for mate in of_group[entry.group]
+                ]
+                tokens.append(content.tokens(record, tokenizers[entry.run], halvings))
+            new = [_block("episodes", texts), _block("tokens", tokens)]
+            left -= sum(map(len, new)) + 2
+            if left < 0:
+                break
+            blocks += new
+            for entry in chosen[first : first + _CHUNK]:
+                num_embedded[entry.run] += 1
+        if sum(num_embedded) >= min(choice.MIN_EPISODES, len(chosen)):
             break
-        blocks += new
-        for entry in chosen[first : first + _CHUNK]:
-            num_embedded[entry.run] += 1
     return blocks, num_embedded
 
 
@@ -99,7 +107,7 @@ def _figures(
     recorded = Counter(entry.run for entry in entries)
     tagged = Counter(tag for entry in entries for tag in entry.tags)
     curves = []
-    for figure in FIGURES:
+    for figure in figures_of(runs):
         found = curves_of(figure, runs)
         if found:
             lines = [{**asdict(curve), "group": names.index(curve.group)} for curve in found]

@@ -1,7 +1,9 @@
 """What a report plots against a setting rather than the iteration (a sweep), and its tables.
 
 Accuracy is the last greedy evaluation on held-out problems, step time the mean over the iterations without the first
-(which warms up), KL the mean of the last five.
+(which warms up), KL the mean of the last five. Trials that differ in what a figure does not show, mostly in the seed,
+are their mean, the lowest and the highest; of a single one the accuracy has its 95% interval (Wilson's), as in the
+sweep's own figure.
 """
 
 import math
@@ -10,15 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from experiments import paper
+from experiments.intervals import num_judged, wilson
 from experiments.reporting.runs import RunData
 
 _KL_ITERATIONS = 5
+_BARS = "Bars: lowest and highest, where there are several trials"
 _JUDGED = "Over the episodes that could be judged."
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a point figure: x values, means over the seeds, and the lowest and highest seed."""
+    """One line of a point figure: x values, y values, and the ends of their bars."""
 
     name: str
     x: list[str] = field(default_factory=list)
@@ -58,6 +62,11 @@ def final_accuracy(run: RunData) -> float:
     return run.held_out[last].get("accuracy", math.nan) if last > 0 else math.nan
 
 
+def accuracy_interval(run: RunData) -> tuple[float, float]:
+    """Return the 95% interval of `final_accuracy` (Wilson's), NaNs if it is not known of how many problems it is."""
+    return wilson(final_accuracy(run), num_judged(run.held_out.get(max(run.held_out, default=0), {})))
+
+
 def mean_step_s(run: RunData) -> float:
     """Return the mean seconds of a step, the first left out where there are others."""
     steps = [row["report/step_s"] for _, row in sorted(run.rows.items()) if "report/step_s" in row]
@@ -76,21 +85,16 @@ def sweep_figures(runs: Sequence[RunData]) -> list[PointFigure]:
     trials = [run for run in runs if run.setting("max_tool_calls") is not None]
     figures = []
     if len({run.setting("max_tool_calls") for run in trials}) > 1:
-        for id_, title, caption, style, read in (
-            ("sweep_accuracy", "Accuracy against C", "Held out, greedy, after training.", "share", final_accuracy),
-            (
-                "sweep_step_s",
-                "Step time against C",
-                "Mean seconds per step (the paper's Table 4).",
-                "zero",
-                mean_step_s,
-            ),
-        ):
-            lines = _lines(trials, "max_tool_calls", "kl_coeff", read)
-            figures.append(PointFigure(id_, "Sweep", title, caption, "C, programs per episode", lines, style))
+        x_title = "C, programs per episode"
+        lines = _lines(trials, "max_tool_calls", "kl_coeff", final_accuracy, accuracy_interval)
+        caption = f"Held out, greedy, after training. {_BARS}; of a single trial the 95% interval (Wilson)."
+        figures.append(PointFigure("sweep_accuracy", "Sweep", "Accuracy against C", caption, x_title, lines, "share"))
+        lines = _lines(trials, "max_tool_calls", "kl_coeff", mean_step_s)
+        caption = f"Mean seconds per step (the paper's Table 4). {_BARS}."
+        figures.append(PointFigure("sweep_step_s", "Sweep", "Step time against C", caption, x_title, lines, "zero"))
     if len({run.setting("kl_coeff") for run in trials}) > 1:
         lines = _lines(trials, "kl_coeff", "max_tool_calls", final_kl)
-        caption = f"KL to the base model, mean of the last {_KL_ITERATIONS} iterations, in nats a token."
+        caption = f"KL to the base model, mean of the last {_KL_ITERATIONS} iterations, in nats a token. {_BARS}."
         figures.append(
             PointFigure("sweep_kl", "Sweep", "KL against its coefficient", caption, "kl_coeff", lines, "zero")
         )
@@ -106,7 +110,7 @@ def evaluation_figures(runs: Sequence[RunData]) -> list[PointFigure]:
     line = Line("accuracy", [run.label for run in sets])
     for name, values in (("accuracy", line.y), ("accuracy_low", line.low), ("accuracy_high", line.high)):
         values += [found[name] for found in figures]
-    caption = f"{_JUDGED} 95% bootstrap interval over the problems."
+    caption = f"{_JUDGED} 95% interval over the problems."
     title = "Accuracy by problem set"
     return [PointFigure("evaluation", "Evaluation", title, caption, "problem set", [line], "share", is_connected=False)]
 
@@ -154,15 +158,19 @@ def _evaluations(sets: Sequence[RunData]) -> Table:
         k = figures.get("samples_per_problem", 1.0)
         numbers = [
             _number(figures.get(name, math.nan))
-            for name in ("accuracy", "accuracy_low", "accuracy_high", f"pass_at_k/{k:.0f}/value", "code_ratio")
+            for name in ("accuracy", f"pass_at_k/{k:.0f}/value", "reward_mean", "code_ratio")
+        ]
+        ends = [
+            " to ".join(_number(figures.get(f"{name}_{end}", math.nan)) for end in ("low", "high"))
+            for name in ("accuracy", "pass_at_k")
         ]
         counts = [f"{figures.get(name, 0):.0f}" for name in ("num_problems", "samples_per_problem")]
-        rows.append([run.label, *counts, numbers[0], f"{numbers[1]} to {numbers[2]}", *numbers[3:]])
+        rows.append([run.label, *counts, numbers[0], ends[0], numbers[1], ends[1], *numbers[2:]])
     return Table(
         "evaluation",
         "Evaluation",
-        f"{_JUDGED} With k samples per problem accuracy is avg@k; 95% bootstrap interval over the problems.",
-        ["set", "problems", "k", "accuracy", "95% interval", "pass@k", "code ratio"],
+        f"{_JUDGED} With k samples per problem accuracy is avg@k; 95% intervals over the problems.",
+        ["set", "problems", "k", "accuracy", "95% interval", "pass@k", "95% interval", "reward", "code ratio"],
         rows,
     )
 
@@ -218,23 +226,40 @@ def _by_calls(runs: Sequence[RunData], calls: Sequence[float]) -> Table:
     )
 
 
-def _lines(runs: Sequence[RunData], x: str, name: str, read: Callable[[RunData], float]) -> list[Line]:
-    """Return one line per value of the setting `name`, over the values of `x`."""
-    cells: dict[tuple[float, float], list[float]] = defaultdict(list)
+def _lines(
+    runs: Sequence[RunData],
+    x: str,
+    name: str,
+    read: Callable[[RunData], float],
+    interval: Callable[[RunData], tuple[float, float]] | None = None,
+) -> list[Line]:
+    """Return one line per value of the setting `name`, over the values of `x`.
+
+    Args:
+        runs: the trials.
+        x: setting along the axis.
+        name: setting that the lines differ in.
+        read: the figure of a run; runs without one are left out.
+        interval: of the figure, shown where a place has a single run; NaNs are no interval.
+    """
+    cells: dict[tuple[float, float], list[RunData]] = defaultdict(list)
     for run in runs:
         place, series = run.setting(x), run.setting(name)
-        value = read(run)
-        if place is not None and math.isfinite(value):
-            cells[math.nan if series is None else series, place].append(value)
+        if place is not None and math.isfinite(read(run)):
+            cells[math.nan if series is None else series, place].append(run)
     lines = []
     for series in sorted({series for series, _ in cells}):
         line = Line(f"{'C' if name == 'max_tool_calls' else name} = {series:g}")
         for place in sorted(place for other, place in cells if other == series):
-            values = cells[series, place]
+            members = cells[series, place]
+            values = [read(run) for run in members]
+            low, high = min(values), max(values)
+            if len(members) == 1 and interval and math.isfinite(sum(ends := interval(members[0]))):
+                low, high = ends
             line.x.append(f"{place:g}")
             line.y.append(_mean(values))
-            line.low.append(min(values))
-            line.high.append(max(values))
+            line.low.append(low)
+            line.high.append(high)
         lines.append(line)
     return lines
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluation_figures import set_figures
-from experiments.run_folder import RunFolder, flatten
+from experiments.run_folder import EVALUATION_FIGURES, RunFolder, flatten
 from learners import records
 
 HELD_OUT = "evaluation/env_runners/"
@@ -123,8 +123,10 @@ def read_set(path: Path) -> RunData:
     figures: dict[str, float] = {}
     if any(episode.counts for episode in episodes):
         found = set_figures(episodes, samples_per_problem=1 + max(episode.sample_index for episode in episodes))
-        low, high = found.pop("accuracy_interval")
-        figures = dict(flatten(found)) | {"accuracy_low": low, "accuracy_high": high}
+        figures = dict(flatten(found))
+        passed = found["pass_at_k"][found["samples_per_problem"]]
+        for name, ends in (("accuracy", found["accuracy_interval"]), ("pass_at_k", passed["interval"])):
+            figures |= zip((f"{name}_low", f"{name}_high"), ends, strict=True)
     names = (path, model, model / "model")
     tokenizer = _first_file(*(folder / records.TOKENIZER_NAME for folder in names))
     return RunData(path, path.name, path.name, None, {}, path.parent, tokenizer, held_out={0: figures})
@@ -161,16 +163,20 @@ def _held_out(
     """Return the evaluations: before training, on the run's interval, after training."""
     found: dict[int, dict[str, float]] = {}
     if "before" in state:
-        found[0] = {name: value for name, value in flatten(state["before"]) if not name.startswith("accuracy_per_kind")}
+        found[0] = _evaluation(state["before"], "", state["before"].get("num_problems"))
     for iteration, row in rows.items():
         figures = {name.removeprefix(HELD_OUT): value for name, value in row.items() if name.startswith(HELD_OUT)}
         if figures:
             found[iteration] = figures
-    after = {name: summary.get(f"{name}_after") for name in ("accuracy", "code_ratio", "pass_ratio")}
-    known = {name: value for name, value in after.items() if value is not None}
-    if known:
-        found[summary["iterations"]] = found.get(summary["iterations"], {}) | known
+    if known := _evaluation(summary, "_after", summary.get("num_evaluation_problems")):
+        found[summary["iterations"]] = known | found.get(summary["iterations"], {})
     return found
+
+
+def _evaluation(figures: Mapping[str, Any], suffix: str, num_problems: int | None) -> dict[str, float]:
+    """Return what run.json or summary.json says of an evaluation, named as in a result dict."""
+    known = {name: figures[name + suffix] for name in EVALUATION_FIGURES if name + suffix in figures}
+    return dict(flatten(known | {"num_episodes": num_problems})) if known else {}
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, str]:

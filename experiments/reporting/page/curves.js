@@ -1,6 +1,7 @@
 // The curves: overview tables, one figure per quantity, smoothing, and the way from a point to its episodes.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const touch = matchMedia("(pointer: coarse)");
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const WINDOWS = [1, 3, 5, 10];
 const hiddenGroups = new Set();
@@ -40,9 +41,9 @@ function buildCurves() {
 
 function tableCard(table) {
   return el("figure.card.table", {}, el("figcaption", {}, el("strong", {}, table.title), el("span", {}, table.caption)),
-    el("div.scroll", { tabindex: 0, role: "region", "aria-label": table.title }, el("table", {},
+    el("div.scroll", { tabindex: 0, role: "region", "aria-label": `Table: ${table.title}` }, el("table", {},
       el("thead", {}, el("tr", {}, table.columns.map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((cell, place) => (place ? el("td", {}, cell) : el("th", { scope: "row" }, bdi(cell))))))))));
+      el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((cell, place) => (place ? el("td", { "data-column": table.columns[place] }, cell) : el("th", { scope: "row" }, bdi(cell))))))))));
 }
 
 function figureCard(figure) {
@@ -50,7 +51,7 @@ function figureCard(figure) {
   drawn.set(plot, figure);
   const values = el("details.values", {}, el("summary", {}, "Values"));
   values.addEventListener("toggle", () => values.open && values.childElementCount === 1 && values.append(valueTable(figure)));
-  return el("figure.card", {}, el("figcaption", {}, el("strong", {}, figure.title), el("span", {}, figure.caption)), plot, values);
+  return el("figure.card", {}, el("figcaption", {}, el("strong", {}, visible(figure.title)), el("span", {}, figure.caption)), plot, values);
 }
 
 function summary(figure) {
@@ -69,17 +70,17 @@ function curveName(figure, curve) {
 function valueTable(figure) {
   if (figure.isPoints) {
     const rows = figure.lines.flatMap((line) => line.x.map((x, i) => [line.name, x, digits(line.y[i], 4), digits(line.low[i], 4), digits(line.high[i], 4)]));
-    return tableBody(["line", figure.x_title, "mean", "lowest", "highest"], rows.map((row) => row.map((cell) => el("td", {}, cell))));
+    return tableBody(`Values: ${figure.title}`, ["line", figure.x_title, "value", "low", "high"], rows.map((row) => row.map((cell) => el("td", {}, cell))));
   }
   const iterations = [...new Set(figure.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
   const columns = figure.curves.map((curve) => new Map(curve.x.map((x, i) => [x, curve.y[i]])));
   const rows = iterations.map((x) => [
     el("th", { scope: "row" }, el("a", { href: linkTo({ view: "episodes", it: x, ep: "", cmp: "" }), "aria-label": `Episodes of iteration ${x}` }, x)),
     ...columns.map((column) => el("td", {}, column.has(x) ? String(Number(column.get(x).toPrecision(6))) : "–"))]);
-  return tableBody(["iteration", ...figure.curves.map((curve) => curveName(figure, curve))], rows);
+  return tableBody(`Values: ${figure.title}`, ["iteration", ...figure.curves.map((curve) => curveName(figure, curve))], rows);
 }
 
-const tableBody = (columns, rows) => el("div.scroll", { tabindex: 0, role: "region", "aria-label": "Values" }, el("table", {},
+const tableBody = (label, columns, rows) => el("div.scroll", { tabindex: 0, role: "region", "aria-label": label }, el("table", {},
   el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, visible(name))))),
   el("tbody", {}, rows.map((row) => el("tr", {}, row)))));
 
@@ -122,7 +123,7 @@ function traces(figure) {
     const y = held ? curve.y : smoothed(curve.y, window);
     const base = {
       x: curve.x, y, name: plain(curveName(figure, curve)), meta: [curve.group, held ? "evaluation" : "train"], mode: held || curve.x.length < 2 ? "lines+markers" : "lines",
-      line: { color: ink, width: 2, dash: several ? DASHES[curve.series % 5] : held ? "dot" : "solid" }, marker: { size: held ? 8 : 5 },
+      line: { color: ink, width: 2, dash: several ? DASHES[curve.series % 5] : held ? "dot" : "solid" }, marker: { size: held ? 8 : 5 }, cliponaxis: false,
     };
     if (figure.style === "parts") return [{ ...base, stackgroup: "all", fillcolor: faded(ink, 0.55), line: { color: ink, width: 1 } }];
     const result = [];
@@ -139,18 +140,28 @@ function traces(figure) {
   })) : []);
 }
 
+// Whole iterations between ticks, eight ticks at most.
+function tickStep(iterations) {
+  const least = Math.max(1, (Math.max(...iterations) - Math.min(0, ...iterations)) / 8);
+  const ten = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((step) => step * ten).find((step) => step >= least);
+}
+
 function layout(figure) {
   const grid = { gridcolor: css("--grid"), zerolinecolor: css("--grid"), linecolor: css("--grid"), automargin: true };
   const bars = figure.style === "parts" && data.groups.length > 1;
   const at = Number(readState().it);
   const marked = readState().it && !figure.isPoints && !bars;
   return {
+    dragmode: touch.matches ? false : "zoom",  // dragging a finger scrolls the page
     height: 270, margin: { l: 44, r: 10, t: 8, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--font"), size: 12, color: css("--ink") }, hovermode: figure.isPoints || bars ? "closest" : "x unified", barmode: "stack",
+    ...(figure.isPoints && { scattermode: "group", scattergap: 0.85 }),  // side by side, or bars would hide each other
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: 40 },
     legend: { orientation: "h", traceorder: "normal", y: -0.22, yanchor: "top", font: { size: 11 } }, showlegend: figure.isPoints || figure.series.length > 1,
-    xaxis: { ...grid, title: { text: bars ? "seconds per step" : figure.isPoints ? figure.x_title : "iteration", standoff: 6 }, type: figure.isPoints ? "category" : "linear", rangemode: "tozero" },
-    yaxis: { ...grid, type: figure.style === "log" ? "log" : bars ? "category" : "linear", exponentformat: "power",
+    xaxis: { ...grid, ...(figure.isPoints || bars ? {} : { dtick: tickStep(figure.curves.flatMap((curve) => curve.x)) }), title: { text: bars ? "seconds per step" : figure.isPoints ? figure.x_title : "iteration", standoff: 6 }, type: figure.isPoints ? "category" : "linear", rangemode: "tozero" },
+    yaxis: { ...grid, ticks: "outside", tickcolor: "rgba(0,0,0,0)", ticklen: 6,  // room for the markers at iteration 0
+      type: figure.style === "log" ? "log" : bars ? "category" : "linear", exponentformat: "power",
       ...(figure.style === "share" ? { range: [-0.03, 1.03] } : figure.style === "zero" || figure.style === "parts" ? { rangemode: "tozero" } : {}) },
     shapes: marked ? [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: css("--accent"), width: 1.5, dash: "dot" } }] : [],
   };
@@ -159,8 +170,11 @@ function layout(figure) {
 function draw(plot) {
   const figure = drawn.get(plot);
   const isNew = !plot.data;
-  Plotly.react(plot, traces(figure), layout(figure), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+  Plotly.react(plot, traces(figure), layout(figure), { responsive: true, displayModeBar: false });
   if (!isNew || figure.isPoints) return;
+  plot.on("plotly_relayout", (change) => {
+    if (Object.keys(change).some((name) => name.startsWith("xaxis.range") || name === "xaxis.autorange")) Plotly.relayout(plot, { "xaxis.dtick": tickStep([0, plot.layout.xaxis.range[1] - plot.layout.xaxis.range[0]]) });
+  });
   plot.on("plotly_click", (event) => {
     const point = event.points[0];
     const meta = point.data.meta;

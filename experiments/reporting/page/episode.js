@@ -51,6 +51,8 @@ async function showEpisode(key) {
   article.replaceChildren(...episodeParts(episode, tokens));
   article.current = { episode, tokens };
   article.scrollTop = 0;
+  const at = found.indexOf(episode) + 1;
+  $("announced").replaceChildren(`Episode ${at ? `${at} of ${found.length}` : "outside of the list"}: ${(VERDICTS[episode.verdict] || VERDICTS.unknown)[1]}, `, bdi(episode.problem_id));
 }
 
 function episodeParts(episode, tokens) {
@@ -88,7 +90,7 @@ function mates(episode) {
   if (episode.mates.length < 2) return null;
   const key = (sample) => [episode.run, episode.split, episode.iteration, episode.group_id, sample].join(".");
   return el("section.card.mates", { "aria-label": "Group" }, el("h3", {}, `Group of ${episode.mates.length}`), el("p.note", {}, "Episodes of this problem in this iteration; advantages are relative to their rewards."),
-    tableBody(["sample", "verdict", "reward", "advantage"], episode.mates.map(([sample, verdict, reward, advantage]) => [
+    tableBody("Episodes of the group", ["sample", "verdict", "reward", "advantage"], episode.mates.map(([sample, verdict, reward, advantage]) => [
       el("th", { scope: "row" }, byKey.has(key(sample)) ? el("a", { href: linkTo({ ep: key(sample) }), "aria-current": sample === episode.sample_index && "true" }, sample) : el("span", { title: "recorded, not in this file" }, sample)),
       el("td", {}, verdictMark(verdict)), el("td", {}, digits(reward)), el("td", {}, digits(advantage, 3))])));
 }

@@ -26,7 +26,7 @@ function buildFilters() {
     el("input", { type: "checkbox", value: rule.id, onchange: toggleRule }), el("span", {}, rule.name), el("span.count", {}));
   $("filters").replaceChildren(
     el("div.row", {},
-      el("label.search", {}, el("span", {}, "Search"), el("input#f-q", { type: "search", placeholder: "text, code, output, problem …", oninput: typed("q"), autocomplete: "off" })),
+      el("label.search", {}, el("span", {}, "Search"), el("input#f-q", { type: "search", placeholder: "text, code, output …", oninput: typed("q"), autocomplete: "off" })),
       data.groups.length > 1 && select("run", "Run", [["", "all runs"], ...runs]),
       select("split", "Sampled in", [["", "all"], ...values("split").map((split) => [split, splitName(split)])]),
       select("it", "Iteration", [["", "all"], ...values("iteration").sort((a, b) => a - b).map((it) => [String(it), String(it)])]),
@@ -131,7 +131,7 @@ function row(episode) {
   return el("li", {}, el("a.row", { href: "#", onclick: (event) => { event.preventDefault(); go({ ep: episode.key }); }, onfocus: (event) => (event.target.href = linkTo({ ep: episode.key })) },
     el("span.line", {}, verdictMark(episode.verdict), el("span.where", {}, `${splitName(episode.split)} · iteration ${episode.iteration}`)),
     bdi(episode.question.slice(0, 200), "span.question"),
-    el("span.line.note", {}, bdi(episode.problem_id), data.groups.length > 1 && bdi(` · ${data.runs[episode.run].label}`), episode.advantage != null && ` · advantage ${digits(episode.advantage)}`),
+    el("span.line.note", {}, bdi(episode.problem_id), data.groups.length > 1 && bdi(` · ${data.runs[episode.run].label}`), episode.advantage != null && ` · advantage\u00a0${digits(episode.advantage)}`),
     behaviours.length > 0 && el("span.line.tags", {}, behaviours.map((id) => el("span.tag", {}, rules.get(id).name)))));
 }
 
