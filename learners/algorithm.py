@@ -243,7 +243,8 @@ class ToRL(Algorithm):
         )
         figures = {**episode_metrics(batch.records), **batch.metrics, "policy_version": self.policy_version}
         for name, value in figures.items():
-            self.metrics.log_value((ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
+            # Kinds and sources may have slashes of their own: `a` beside `a/b` would be a figure and a dict of figures.
+            self.metrics.log_value((ENV_RUNNER_RESULTS, *name.split("/", 1)), value, window=1)
         for name, value in update.items():
             self.metrics.log_value((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), value, window=1)
         if (sandbox := self.sandbox_stats()) is not None:

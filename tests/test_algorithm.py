@@ -4,7 +4,8 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.fs
@@ -13,6 +14,7 @@ import ray
 from ray import serve, tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -20,6 +22,7 @@ from experiments.quickstart import quickstart
 from learners.algorithm import ToRL
 from learners.batch import Batch
 from learners.config import ToRLConfig
+from tests.test_metrics import record
 from torl_env.sandbox.deployment import SERVE_ENVIRONMENT, stop_sandbox
 
 # Building the actors takes most of the time, and the first test pays for Ray and Serve too.
@@ -283,3 +286,16 @@ def test_tune_trials_share_a_sandbox_that_none_removes_and_the_seed_decides_the_
         sampled.append([json.loads(line)["token_ids"] for line in episodes.read_text().splitlines()])
     assert [len(tokens) for tokens in sampled] == [16, 32]
     assert sampled[0] != sampled[1][:16]
+
+
+def test_kinds_and_sources_may_have_slashes() -> None:
+    algo = SimpleNamespace(
+        metrics=MetricsLogger(root=True),
+        env_runner_group=SimpleNamespace(foreach_env_runner=lambda *args, **kwargs: []),
+        policy_version=0,
+        sandbox_stats=lambda: None,
+    )
+    records = [record(source="hub", kind="sum"), record(source="hub/set", kind="sum/long", verdict="incorrect")]
+    ToRL._log_step(cast(ToRL, algo), Batch(problems=[], records=records, refs=[], metrics={}), {})
+    for name in (("accuracy_source", "hub"), ("accuracy_source", "hub/set"), ("accuracy_kind", "sum/long")):
+        assert algo.metrics.peek(("env_runners", *name)) == (0.0 if "/" in name[1] else 1.0)
