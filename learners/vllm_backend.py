@@ -1,5 +1,6 @@
 """vLLM in this process, as `learners.engine.Engine` drives it: the settings that make sampling exact, and why."""
 
+import gc
 import logging
 import os
 import sys
@@ -61,6 +62,9 @@ class VLLMBackend:
             # for nothing.
             torch.compiler.set_stance("force_eager")
         _register_architectures(hf_config)
+        # The imports leave a million objects that live as long as the process. vLLM collects garbage five times while
+        # it builds, Python now and then while it samples, and each time would go through all of them.
+        gc.freeze()
         self._llm = LLMEngine.from_engine_args(EngineArgs(**settings))
         self._counter = _TokenCounter()
         self._llm.logger_manager = self._counter

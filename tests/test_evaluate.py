@@ -141,24 +141,43 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "arithmetic" / "episodes.jsonl").read_text().splitlines()]
 
 
+def sampling(folder: Path, *arguments: str) -> list[str]:
+    model = ["--model", str(TINY_BASE), "--recipe", "quickstart", "--problems", "arithmetic", "--temperature", "1"]
+    return [*model, "--storage-path", str(folder), *arguments]
+
+
+def twelve_problems(folder: Path) -> list[str]:
+    output = str(folder / "figures.json")
+    return sampling(folder, "--num-problems", "12", "--samples-per-problem", "4", "--output", output)
+
+
+@pytest.fixture(scope="module")
+def straight_and_interrupted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Command, Path]]:
+    """Return two evaluations that have ended, the second by Ctrl-C, and their folders.
+
+    They run side by side, since an evaluation that starts leaves a core idle most of the time.
+    """
+    folders = [tmp_path_factory.mktemp(name) for name in ("straight", "interrupted")]
+    straight = Command(*twelve_problems(folders[0]), module="experiments.evaluate")
+    interrupted = Command(*sampling(folders[1], "--samples-per-problem", "256"), module="experiments.evaluate")
+    straight.end()
+    interrupted.wait_for(r"episode +\d+/51200")
+    interrupted.interrupt()
+    interrupted.end()
+    return [(straight, folders[0]), (interrupted, folders[1])]
+
+
 @pytest.mark.timeout(600)
-def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_interruption(tmp_path: Path) -> None:
-    folder, output = tmp_path / "evaluation", tmp_path / "figures.json"
-    arguments = [
-        "--model",
-        str(TINY_BASE),
-        "--recipe",
-        "quickstart",
-        "--problems",
-        "arithmetic",
-        "--num-problems",
-        "12",
-    ]
-    arguments += ["--samples-per-problem", "4", "--temperature", "1", "--storage-path", str(folder)]
-    shown = evaluate(*arguments, "--output", str(output))
-    assert "48 episodes to sample, 0 known" in shown and "episode   48/48" in shown
+def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_interruption(
+    straight_and_interrupted: list[tuple[Command, Path]],
+) -> None:
+    command, folder = straight_and_interrupted[0]
+    assert command.process.returncode == 0, command.output
+    assert "48 episodes to sample, 0 known" in command.output and "episode   48/48" in command.output
     for text in ("starting Ray", "loading the model into the engine", "avg@4"):
-        assert text in shown
+        assert text in command.output
+    assert "\x1b" not in command.output
+    output = folder / "figures.json"
     straight, figures = lines(folder), json.loads(output.read_text())
     assert len({(row["problem_id"], row["sample_index"]) for row in straight}) == 48
 
@@ -178,26 +197,21 @@ def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_
     written = path.read_text().splitlines(keepends=True)
     path.write_text("".join(written[:19]) + written[19][:50])
     output.unlink()
-    assert "29 episodes to sample, 19 known" in evaluate(*arguments, "--output", str(output))
+    assert "29 episodes to sample, 19 known" in evaluate(*twelve_problems(folder))
     assert json.loads(output.read_text()) == figures
     key = lambda row: (row["problem_id"], row["sample_index"])  # noqa: E731
     assert [row["token_ids"] for row in sorted(lines(folder), key=key)] == [
         row["token_ids"] for row in sorted(straight, key=key)
     ]
     # Nothing is left to do, so nothing starts.
-    assert "starting Ray" not in evaluate(*arguments, "--output", str(output))
+    assert "starting Ray" not in evaluate(*twelve_problems(folder))
     assert json.loads(output.read_text()) == figures
 
 
-@pytest.mark.timeout(200)  # its 51,200 episodes would take longer
-def test_ctrl_c_does_not_wait_for_the_episodes_in_progress(tmp_path: Path) -> None:
-    command = Command(
-        *("--model", str(TINY_BASE), "--recipe", "quickstart", "--problems", "arithmetic", "--temperature", "1"),
-        *("--samples-per-problem", "256", "--storage-path", str(tmp_path)),
-        module="experiments.evaluate",
-    )
-    command.wait_for(r"episode +\d+/51200")
-    command.interrupt()
-    assert command.end() == 130
+def test_ctrl_c_does_not_wait_for_the_episodes_in_progress(
+    straight_and_interrupted: list[tuple[Command, Path]],
+) -> None:
+    command, folder = straight_and_interrupted[1]  # its 51,200 episodes would take minutes
+    assert command.process.returncode == 130, command.output
     assert "The same command goes on where this one was." in command.output
-    assert len(lines(tmp_path)) > 0
+    assert 0 < len(lines(folder)) < 51200 / 2

@@ -104,23 +104,41 @@ def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
+def problems_with_a_second_one_too_long(path: Path) -> int:
+    """Write a file of two problems; return a seed by which the second drawn is longer than any prompt may be."""
+    short, long = Problem("short", "What is 1 + 1?", "2"), Problem("long", "What is 1 + 1? " * 200, "2")
+    rows = [{"id": problem.id, "question": problem.question, "answer": problem.answer} for problem in (short, long)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = ProblemSet.load(path)
+    return next(seed for seed in range(20) if ProblemStream(problems, seed).next_batch(2)[1].id == "long")
+
+
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the folder and the output of one uninterrupted run."""
-    folder = tmp_path_factory.mktemp("runs") / "straight"
-    command = Command(
-        "quickstart",
-        "--num-iterations",
-        str(NUM_ITERATIONS),
-        "--storage-path",
-        str(folder),
-        "--seed",
-        "3",
-        *SMALL,
-        "--wandb",
-        "--mlflow",
+def failed_and_straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Command, Path]:
+    """Return two runs that have ended, one in its second iteration, and the other's folder.
+
+    They run side by side, since a run that starts leaves a core idle most of the time.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    seed = problems_with_a_second_one_too_long(folder / "problems.jsonl")
+    failing = Command(
+        *("quickstart", "--storage-path", str(folder / "failing"), "--seed", str(seed), "--set"),
+        *(f"problems={folder / 'problems.jsonl'}", "num_problems_per_step=1", "group_size=4", "evaluation_duration=1"),
     )
-    assert command.end() == 0, command.output
+    straight = Command(
+        *("quickstart", "--num-iterations", str(NUM_ITERATIONS), "--storage-path", str(folder / "straight")),
+        *("--seed", "3", *SMALL, "--wandb", "--mlflow"),
+    )
+    for command in (failing, straight):  # the first to end is the first whose remains are looked for
+        command.end()
+    return failing, straight, folder / "straight"
+
+
+@pytest.fixture(scope="module")
+def straight(failed_and_straight: tuple[Command, Command, Path]) -> tuple[Path, str]:
+    """Return the folder and the output of one uninterrupted run."""
+    _, command, folder = failed_and_straight
+    assert command.process.returncode == 0, command.output
     return folder, command.output
 
 
@@ -250,25 +268,11 @@ def test_interrupted_and_restored_runs_equal_a_straight_one(straight: tuple[Path
         assert summary(folder)[key] == summary(reference)[key]
 
 
-@pytest.fixture
-def problems_with_a_second_one_too_long(tmp_path: Path) -> tuple[Path, int]:
-    """Return a file of two problems and a seed by which the second drawn is longer than any prompt may be."""
-    short, long = Problem("short", "What is 1 + 1?", "2"), Problem("long", "What is 1 + 1? " * 200, "2")
-    path = tmp_path / "problems.jsonl"
-    rows = [{"id": problem.id, "question": problem.question, "answer": problem.answer} for problem in (short, long)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = ProblemSet.load(path)
-    seed = next(seed for seed in range(20) if ProblemStream(problems, seed).next_batch(2)[1].id == "long")
-    return path, seed
-
-
 def test_a_failing_iteration_ends_the_run_and_leaves_nothing_behind(
-    problems_with_a_second_one_too_long: tuple[Path, int], tmp_path: Path
+    failed_and_straight: tuple[Command, Command, Path],
 ) -> None:
-    path, seed = problems_with_a_second_one_too_long
-    settings = [*SMALL[:1], f"problems={path}", "num_problems_per_step=1", "group_size=4", "evaluation_duration=1"]
-    command = Command("quickstart", "--storage-path", str(tmp_path / "run"), "--seed", str(seed), *settings)
-    assert command.end() == 1, command.output
+    command = failed_and_straight[0]
+    assert command.process.returncode == 1, command.output
     assert "iteration    1/" in command.output and "iteration    2/" not in command.output
     assert "None of the 4 episodes of this step says anything about the policy (stop reasons: prompt_too_long)" in (
         command.output
