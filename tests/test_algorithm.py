@@ -267,7 +267,7 @@ def stop_after_seed_plus_one(trial_id: str, result: dict[str, Any]) -> bool:
 def test_tune_trials_share_a_sandbox_that_none_removes_and_the_seed_decides_the_tokens(
     cluster: None, tmp_path: Path
 ) -> None:
-    config = small(tmp_path).reporting(run_dir=None).sandbox(app="shared")
+    config = small(tmp_path, num_learners=0).reporting(run_dir=None).sandbox(app="shared")
     config.seed = tune.grid_search([0, 1])
     results = tune.Tuner(
         ToRL,

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from experiments.run_folder import RunFolder
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -48,7 +49,7 @@ class Cluster:
         # Not pytest's folder: its name is too long for the sockets in it.
         self.home = Path(tempfile.mkdtemp(prefix="torl-"))
         self.mark = uuid.uuid4().hex
-        port, dashboard, client = free_ports(3)
+        port, dashboard, client, agent = free_ports(4)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OMP_"))}
         self.environment = inherited | {
             "HOME": str(self.home),
@@ -64,6 +65,7 @@ class Cluster:
             self.ray("get-auth-token", "--generate")
         head = {key: value for key, value in self.environment.items() if key != "RAY_ADDRESS"}
         options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
+        options += [f"--dashboard-agent-listen-port={agent}"]  # of the usual one, another Ray here may have it
         self._log = (self.home / "head.log").open("w")
         self.process = subprocess.Popen(
             [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", *options, f"--temp-dir={self.home}/ray"],
@@ -155,11 +157,15 @@ def test_a_killed_job_goes_on_exactly_when_its_command_is_submitted_again(cluste
     assert killed.wait() != 0 and "iteration    3/" in output and "iteration    8/" not in output, output
     assert not re.search(r"^(iteration|\[).*\x1b", output, re.MULTILINE)  # plain lines, no control codes
     assert folder.parent == cluster.home / "torl-runs"
+    # Its log comes late: it may have got further than it had said.
+    last = int(RunFolder(folder).checkpoints()[-1].name)
+    assert 2 <= last < NUM_ITERATIONS
 
     again = cluster.submit()
     output = again.communicate()[0]
     assert again.returncode == 0, output
-    assert "iteration 2\n" in output and "iteration    3/" in output and "iteration    2/" not in output
+    assert f"iteration {last}\n" in output
+    assert f"iteration {last + 1:4d}/" in output and f"iteration {last:4d}/" not in output
     assert not [
         p for p in cluster.processes() if "ServeReplica" in " ".join(p.cmdline())
     ]  # the killed run's is gone too

@@ -126,7 +126,7 @@ def test_every_trial_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
     import mlflow
 
     folder = tmp_path / "sweep"
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         trials = tune.Tuner(
             a_trial,
