@@ -25,6 +25,7 @@ _ATTEMPTS = 3  # a call whose replica died goes to another one, or to the one Se
 _RETRY_WAIT_S = 0.5
 _STATS_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 60.0
 _MAX_REPLICAS_PER_NODE = 2  # each divides the node's cores; more of them only make more event loops
 _CALLS_PER_RUN = 4  # calls at a replica, for each program it may run at once, above which another replica is started
 _UPSCALE_DELAY_S, _DOWNSCALE_DELAY_S = 2.0, 30.0
@@ -162,8 +163,18 @@ def _start_serve(serve: Any, http_port: int | None) -> None:
 
 
 def stop_sandbox(name: str = DEFAULT_NAME) -> None:
-    """Remove application `name`, if it is there; Serve goes on running for whatever else uses it."""
-    _serve().delete(name)
+    """Remove application `name`, if it is there; Serve goes on running for whatever else uses it.
+
+    Raises:
+        TimeoutError: if it is still there after a minute; its calls in flight have half of that to end.
+    """
+    _serve().delete(name, _blocking=False)
+    # Not Serve's own wait, which looks once a second: every run ends with this.
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while (status := _status(name)) is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Serve application {name!r} was removed, and is still {status.lower()}.")
+        time.sleep(0.1)
 
 
 def sandbox_stats(name: str = DEFAULT_NAME) -> SandboxStats:
