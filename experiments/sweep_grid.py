@@ -100,8 +100,12 @@ def label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def trial_name(trial: Any, keys: Sequence[str]) -> str:
-    """Return the name of a trial's folder, as in "C=1,kl=0.01,seed=0_3f2a0_00004"."""
-    return f"{label(trial.config, keys).replace(' ', ',').replace('/', '-')}_{trial.trial_id}"
+    """Return the name of a trial's folder, as in "C=1,kl=0.01,seed=0_3f2a0_00004".
+
+    Without the penalty, which is in an object: for those a trial has Tune's placeholders until it has a name.
+    """
+    shown = label(trial.config, [key for key in keys if key != "error_penalty"])
+    return f"{shown or 'trial'}_{trial.trial_id}".replace(" ", ",").replace("/", "-")
 
 
 def _shown(value: Any) -> str:

@@ -1,10 +1,13 @@
 """The grid of a sweep: texts to Tune's search space, and a trial's config back to its place in the grid."""
 
+from types import SimpleNamespace
+
 import pytest
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search.variant_generator import generate_variants
 
 from experiments.quickstart import quickstart
-from experiments.sweep_grid import at, combinations, label, num_trials, parse_grid, search_space
+from experiments.sweep_grid import at, combinations, label, num_trials, parse_grid, search_space, trial_name
 from torl_env.dialect import PLAIN, Dialect
 
 GRID = ["max_tool_calls=0,2", "kl_coeff=0,0.01", "error_penalty=0,-0.5"]
@@ -21,6 +24,21 @@ def test_tune_gets_every_combination_once() -> None:
         for penalty in ("0", "-0.5")
     }
     assert len(variants) == num_trials(grid) == len(list(combinations(grid))) == 8
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (GRID[::2], {"C=0_id", "C=2_id"}),
+        (GRID[2:], {"trial_id"}),
+        (["tokenizer=a/b,c", "lr=1e-4"], {"tokenizer=b,lr=0.0001_id", "tokenizer=c,lr=0.0001_id"}),
+    ],
+)
+def test_a_trial_is_named_before_tune_has_put_its_objects_in(texts: list[str], names: set[str]) -> None:
+    grid = parse_grid(texts)
+    space = inject_placeholders(search_space(quickstart(), grid).to_dict(), create_resolvers_map())
+    trials = [SimpleNamespace(config=config, trial_id="id") for _, config in generate_variants(space)]
+    assert {trial_name(trial, list(grid)) for trial in trials} == names
 
 
 def test_without_tool_calls_the_prompt_asks_for_no_program() -> None:
