@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import shlex
 import socket
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from experiments import curves, report_text
 from experiments.cluster import (
@@ -141,7 +143,9 @@ class Run:
                 algo = self.config.build_algo()
             session.callback(algo.stop)
             session.callback(self.folder.close)
-            trackers = Trackers(self.folder.path, self._described(), self.wandb, self.mlflow)
+            # Not the folder's name, which another run of the project may have, and which may hold what W&B refuses.
+            run_id = self.state.setdefault("wandb_id", uuid4().hex[:12])
+            trackers = Trackers(self.folder.path, self._described(), self.wandb, self.mlflow, run_id)
             session.callback(trackers.close)
             self._run(algo, stop, memory, progress, trackers)
 
@@ -263,7 +267,8 @@ class Run:
         """Return the command that goes on with this run, if it has a checkpoint."""
         if not self.folder.checkpoints():
             return "There is no checkpoint yet."
-        return f"Go on with: python -m experiments.train {self.recipe} --restore {_shown(self.folder.path)}"
+        folder = shlex.quote(str(_shown(self.folder.path)))
+        return f"Go on with: python -m experiments.train {self.recipe} --restore {folder}"
 
 
 def _num_trained_on(sets: dict[str, ProblemSet], num_evaluated: int) -> int:

@@ -51,9 +51,13 @@ class Trackers:
         settings: Of the run, for the trackers that show them.
         wandb: W&B project, or None to leave it out.
         mlflow: Tracking URI, "" for `MLFLOW_TRACKING_URI`, else `mlflow.db` beside the folder, or None to leave it out.
+        run_id: W&B's, which no other run of the project may have: W&B would go on with that one. A restored run has
+            the id it had.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], wandb: str | None, mlflow: str | None) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], wandb: str | None, mlflow: str | None, run_id: str
+    ) -> None:
         from tensorboardX import SummaryWriter
 
         self._tensorboard = SummaryWriter(str(folder), flush_secs=10)
@@ -63,9 +67,8 @@ class Trackers:
         if wandb is not None:
             from ray.air.integrations.wandb import setup_wandb
 
-            # The folder's name as id: a restored run goes on with its W&B run.
             self._wandb = setup_wandb(
-                dict(settings), project=wandb, trial_id=folder.name, trial_name=folder.name, dir=str(folder)
+                dict(settings), project=wandb, trial_id=run_id, trial_name=folder.name, dir=str(folder)
             )
         if mlflow is not None:
             from ray.air.integrations.mlflow import setup_mlflow

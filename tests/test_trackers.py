@@ -47,7 +47,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log(folder: Path, rows: list[dict[str, Any]], wandb: str | None = None, mlflow: str | None = None) -> None:
-    opened = Trackers(folder, SETTINGS, wandb=wandb, mlflow=mlflow)
+    opened = Trackers(folder, SETTINGS, wandb=wandb, mlflow=mlflow, run_id="an-id")
     for row in rows:
         opened.log(row)
     opened.close()
@@ -74,11 +74,13 @@ def test_tensorboard_always_has_the_figures(tmp_path: Path) -> None:
 
 
 def test_wandb_has_the_figures_offline(tmp_path: Path) -> None:
-    log(tmp_path, ROWS, wandb="a-project")
-    read = read_history(tmp_path)
+    folder = tmp_path / "lr=1e-4, #2"  # W&B takes no such id
+    folder.mkdir()
+    log(folder, ROWS, wandb="a-project")
+    read = read_history(folder)
     assert [row["_step"] for row in read] == [1, 2, 3]
     assert [{name: row[name] for name in EXPECTED[0]} for row in read] == [pytest.approx(row) for row in EXPECTED]
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1
+    assert len(list(folder.glob("wandb/offline-run-*-an-id"))) == 1
 
 
 def test_mlflow_has_figures_and_settings_in_a_local_file(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def test_the_trackers_have_what_the_result_file_has(straight: tuple[Path, str]) 
     assert all("env_runners/accuracy" in row and "learners/default_policy/grad_norm" in row for row in logged)
     wandb = read_history(folder)
     assert [row["_step"] for row in wandb] == list(range(1, NUM_ITERATIONS + 1))
+    wandb_id = json.loads((folder / "run.json").read_text())["wandb_id"]
+    assert len(list(folder.glob(f"wandb/offline-run-*-{wandb_id}"))) == 1
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder.parent}/mlflow.db")
     [run] = client.search_runs([client.get_experiment_by_name("torl").experiment_id])
     assert (run.info.run_name, run.data.params["lr"]) == ("straight", "0.0002")
