@@ -121,9 +121,11 @@ def _memory(config: ToRLConfig) -> Iterator[str]:
         f"  vLLM takes {share / 1e9:.1f} GB of a card of {CARD_GB} GB, whatever it needs: "
         f"{memory.full_episodes_that_fit(config)} episodes at full length at once, the others wait."
     )
-    on_one = learner.total + share if config.num_gpus_per_learner < 1 else max(learner.total, share)
+    shared = 0 < config.num_gpus_per_learner < 1
+    of_learner = learner.total if config.num_gpus_per_learner else 0
+    on_one = of_learner + share if shared else max(of_learner, share)
     fits = "fits" if on_one <= CARD_GB * 1e9 else "DOES NOT FIT"
-    both = "both on one card" if config.num_gpus_per_learner < 1 else "the fuller card"
+    both = "both on one card" if shared else "the fuller card"
     yield f"  {both}: {on_one / 1e9:.1f} GB of {CARD_GB} GB, {fits}"
 
 

@@ -1,5 +1,6 @@
 """What `ToRLConfig.validate` refuses: values out of range, and RLlib's settings that would silently do nothing here."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ _SMALLEST_IF_SET = {"engine_threads": 1, "learner_threads": 1, "sandbox_max_conc
 _NOT_NEGATIVE = ("kl_coeff", "entropy_coeff", "weight_decay")
 _POSITIVE = ("temperature", "clip_param", "lora_alpha", "sandbox_timeout_s")
 _POSITIVE_IF_SET = ("grad_clip", "logp_diff_limit")
+_SEEDS_END = 2**31  # numpy takes no negative one; RLlib and vLLM add to it what must stay below 2**32
 
 # RLlib's settings that nothing here reads, and what takes their place: refused unless they have RLlib's own default.
 _WITHOUT_EFFECT = {
@@ -117,15 +119,17 @@ def check_ranges(config: "ToRLConfig") -> None:
             none = ", or None" if name in _SMALLEST_IF_SET else ""
             raise ValueError(f"`{name}` must be an integer >= {smallest}{none}. Received {value!r}.")
     for name in _NOT_NEGATIVE:
-        if getattr(config, name) < 0:
-            raise ValueError(f"`{name}` must be >= 0. Received {getattr(config, name)}.")
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"`{name}` must be >= 0 and finite. Received {getattr(config, name)}.")
     for name in _POSITIVE:
-        if getattr(config, name) <= 0:
-            raise ValueError(f"`{name}` must be > 0. Received {getattr(config, name)}.")
+        if not 0 < getattr(config, name) < math.inf:
+            raise ValueError(f"`{name}` must be > 0 and finite. Received {getattr(config, name)}.")
     for name in _POSITIVE_IF_SET:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ValueError(f"`{name}` must be > 0, or None. Received {value}.")
+    if config.seed is not None and not 0 <= config.seed < _SEEDS_END:
+        raise ValueError(f"`seed` must be an integer >= 0 and below {_SEEDS_END}, or None. Received {config.seed!r}.")
     if config.clip_param >= 1:
         raise ValueError(
             f"`clip_param` must be < 1, since a policy ratio is never below 0. Received {config.clip_param}."

@@ -69,6 +69,10 @@ def test_absent_problems_are_a_line_of_the_plan_and_present_ones_are_counted() -
     )
 
 
+def test_a_learner_without_a_gpu_takes_nothing_of_the_engines_card() -> None:
+    assert "the fuller card: 68.0 GB of 80 GB, fits" in describe("torl_math_7b", "--set", "num_gpus_per_learner=0")
+
+
 def test_the_command_prints_the_plan_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["torl_math_lora", "--dry-run"]) == 0
     assert "36.93 million trained" in capsys.readouterr().out
