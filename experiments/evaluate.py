@@ -14,6 +14,7 @@ where suites were run.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(options_text())
     if not arguments.suite and not arguments.problems:
         parser.error("name what to evaluate on: --suite or --problems.")
-    for name, smallest in (("num_problems", 1), ("samples_per_problem", 1), ("max_tool_calls", 0)):
+    for name, smallest in (("num_problems", 1), ("samples_per_problem", 1), ("max_tool_calls", 0), ("seed", 0)):
         value = getattr(arguments, name)
         if value is not None and value < smallest:
             parser.error(f"--{name.replace('_', '-')} must be at least {smallest}. Received {value}.")
@@ -72,8 +73,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     output = arguments.output
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         parser.error(f"--output {output} must be a file in a folder that is there.")
-    if arguments.temperature < 0:
-        parser.error(f"--temperature must be at least 0. Received {arguments.temperature}.")
+    if not 0 <= arguments.temperature < math.inf:
+        parser.error(f"--temperature must be at least 0, and finite. Received {arguments.temperature}.")
     if arguments.samples_per_problem > 1 and arguments.temperature == 0:
         parser.error("--samples-per-problem above 1 needs a --temperature above 0: greedy samples are all the same.")
     return arguments
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         print("Stopped before anything was started.", file=sys.stderr)
         return 130
     try:
-        with StopRequest(), Progress(_STARTED) as progress:
+        with evaluation.lock, StopRequest(), Progress(_STARTED) as progress:
             evaluation.execute(progress)
             evaluation.report(progress)
     except KeyboardInterrupt:

@@ -1,12 +1,13 @@
 """What `--model` of an evaluation means, and the config the model is sampled with."""
 
-import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.recipes import apply_settings, check_given_once, get_recipe, key_of
+from experiments.run_folder import RunFolder
 from learners.config import ToRLConfig
 from torl_env.dialect import TORL, Dialect
 from torl_env.problems import ProblemSet
@@ -63,19 +64,20 @@ def resolve(model: str, recipe: str | None, settings: Iterable[str]) -> Evaluate
         settings: `key=value` texts on top.
 
     Raises:
-        ValueError: if it is none of these, or a run without a model yet; or for a wrong recipe or setting.
+        ValueError: if it is none of these, a run without a model yet, or one whose run.json no run wrote; or for a
+            wrong recipe or setting.
     """
     settings = list(settings)
     check_given_once(settings)
     path = Path(model).expanduser()
     run = next((folder for folder in (path, path.absolute().parent) if (folder / _RUN).exists()), None)
     if run is not None and (run == path or path.name == _MODEL):
-        state = json.loads((run / _RUN).read_text())
+        state = RunFolder(run).state
         source = run / _MODEL
         if not (source / "config.json").exists():
             raise ValueError(
                 f"`--model {model}`: the run has no model yet, which comes with its end. Go on with it: "
-                f"python -m experiments.train {state['recipe']} --restore {model}"
+                f"python -m experiments.train {state['recipe']} --restore {shlex.quote(model)}"
             )
         of_run = state["settings"] if recipe is None else []
         config = apply_settings(get_recipe(recipe or state["recipe"])(), [*of_run, *settings])

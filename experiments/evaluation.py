@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -22,14 +22,18 @@ from experiments.evaluation_figures import papers_table, set_figures, table
 from experiments.evaluation_folder import EvaluationFolder
 from experiments.launch import runs_root
 from experiments.progress import Progress
-from experiments.run_folder import jsonable
+from experiments.recipes import key_of
+from experiments.run_folder import claim, jsonable
 from experiments.suites import load_sets
 from learners import runners
+from learners.config import ToRLConfig
 from learners.episodes import EpisodeRecord
 from learners.metrics import uses_code
 from learners.sampler import EpisodeRequest
 from learners.sandbox_app import sandbox_options
+from learners.vllm_backend import check_builds
 from torl_env.problems import Problem, ProblemSet
+from torl_env.rewards import Reward
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
 _LINE_EVERY_S = 10.0  # in a file: how often a line says how far it is
@@ -37,23 +41,25 @@ _LINE_EVERY_S = 10.0  # in a file: how often a line says how far it is
 
 @dataclass(slots=True)
 class Evaluation:
-    """An evaluation that is about to start or go on; made by `prepare`."""
+    """An evaluation that is about to start or go on; made by `prepare`. `lock` keeps the folder for this process."""
 
     arguments: argparse.Namespace
     model: EvaluatedModel
     sets: dict[str, ProblemSet]
     folder: EvaluationFolder
     known: dict[str, dict[tuple[str, int], EpisodeRecord]]  # by set, then by problem id and sample index
+    lock: TextIO
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace) -> "Evaluation":
-        """Check everything that can be checked before anything starts, and find what is finished.
+        """Check everything that can be checked before anything starts, claim the folder and find what is finished.
 
         Raises:
             ValueError, OSError, ImportError: naming what is wrong with the arguments.
         """
         quiet_libraries()
         check_address(arguments.address)
+        check_builds()
         model = resolve(arguments.model, arguments.recipe, arguments.settings)
         sets = load_sets(arguments.suite, arguments.problems, arguments.data_dir, arguments.num_problems)
         if arguments.max_tool_calls is not None:
@@ -62,10 +68,12 @@ class Evaluation:
         prompts = [model.dialect.render_prompt(problem) for problems in sets.values() for problem in problems]
         lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
         fit_to_problems(model.config, lengths, max_positions).debugging(seed=arguments.seed)
+        _for_requests(model.config).validate()
         setup = _setup(arguments, model)
         folder = EvaluationFolder(arguments.storage_path or _default_folder(model, setup), setup)
+        lock = claim(folder.path)
         known = {name: folder.finished(name, problems, model.dialect.render_prompt) for name, problems in sets.items()}
-        return cls(arguments, model, sets, folder, known)
+        return cls(arguments, model, sets, folder, known, lock)
 
     def requests(self) -> dict[int, tuple[str, Problem, list[int]]]:
         """Return what is not finished yet: by group id the set's name, the problem and the missing samples."""
@@ -108,9 +116,8 @@ class Evaluation:
                 session.enter_context(ray_session(self.arguments.address))
             is_default = self.model.run is None and self.arguments.recipe is None
             num_gpus = int(ray.cluster_resources().get("GPU", 0))
-            config = fit_to_machine(config.copy(copy_frozen=False), num_gpus, self.arguments.settings, is_default)
-            # The problems come with each request; a recipe's training file need not be here.
-            config.environment(env_config={"problems": "arithmetic"}).validate()
+            config = fit_to_machine(_for_requests(config), num_gpus, self.arguments.settings, is_default)
+            config.validate()
             own = app_of_folder(self.folder.path)
             app = config.sandbox_app or own
             if app == own and (self.arguments.address or in_job()):
@@ -189,9 +196,15 @@ def _tokenizer(path: str) -> tuple[Any, int | None]:
         ) from error
 
 
+def _for_requests(config: ToRLConfig) -> ToRLConfig:
+    """Return a copy whose problems come with each request; a recipe's training file need not be here."""
+    return config.copy(copy_frozen=False).environment(env_config={"problems": "arithmetic"})
+
+
 def _setup(arguments: argparse.Namespace, model: EvaluatedModel) -> dict[str, Any]:
     """Return what decides the episodes, so that only such of the same setup are found again."""
     config = model.config
+    follows_machine = model.run is None and arguments.recipe is None and "dtype" not in map(key_of, arguments.settings)
     return {
         "model": str(Path(model.path).absolute()) if Path(model.path).exists() else model.path,
         "weights": model.fingerprint(),
@@ -200,6 +213,9 @@ def _setup(arguments: argparse.Namespace, model: EvaluatedModel) -> dict[str, An
         "max_tool_calls": config.env_config["max_tool_calls"],
         "max_response_tokens": config.max_response_tokens,
         "sandbox_timeout_s": config.sandbox_timeout_s,
+        "sandbox_memory_mb": config.sandbox_memory_mb,
+        "error_penalty": config.env_config.get("reward", Reward()).error_penalty,
+        "dtype": None if follows_machine else config.dtype,
         "temperature": arguments.temperature,
         "seed": arguments.seed if arguments.temperature > 0 else None,
     }

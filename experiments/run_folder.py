@@ -19,7 +19,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -43,6 +43,31 @@ EVALUATION_FIGURES = (
 _LOCK = "run.lock"  # held by the process that writes; it goes with the process
 
 
+def claim(path: Path) -> TextIO:
+    """Keep a folder, made if need be, for this process until the file is closed, or the process ends, however it ends.
+
+    Raises:
+        ValueError: if another process has it.
+        OSError: if it is no folder that can be written to.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = (path / _LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        writer = lock.read().strip()
+        lock.close()
+        raise ValueError(
+            f"Another run ({writer}) is writing to {path}. Wait for it or stop it, or name another folder with "
+            f"`--storage-path`."
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
 class RunFolder:
     """The folder of one run, new or restored."""
 
@@ -50,7 +75,7 @@ class RunFolder:
         """Open or create the folder."""
         self.path = path.resolve()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock: Any = None
+        self._lock: TextIO | None = None
 
     def claim(self) -> None:
         """Keep the folder for this process until `close`, or until it ends, however it ends.
@@ -58,21 +83,7 @@ class RunFolder:
         Raises:
             ValueError: if another process has it.
         """
-        lock = (self.path / _LOCK).open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            writer = lock.read().strip()
-            lock.close()
-            raise ValueError(
-                f"Another run ({writer}) is writing to {self.path}. Wait for it or stop it, or name another folder "
-                f"with `--storage-path`."
-            ) from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
-        self._lock = lock
+        self._lock = claim(self.path)
 
     @classmethod
     def of_checkpoint(cls, path: Path) -> tuple["RunFolder", Path]:
@@ -88,10 +99,12 @@ class RunFolder:
             if not checkpoints:
                 raise ValueError(f"`--restore {path}`: the run has no checkpoint yet. Start it anew.")
             return folder, checkpoints[-1]
-        if path.parent.name == _CHECKPOINTS and (path.parent.parent / _RUN).exists() and path.exists():
-            return cls(path.parent.parent), path
+        if path.parent.name == _CHECKPOINTS and (path.parent.parent / _RUN).exists():
+            folder = cls(path.parent.parent)
+            if path in folder.checkpoints():
+                return folder, path
         raise ValueError(
-            f"`--restore {path}` is neither a run folder (with {_RUN}) nor a checkpoint in one. "
+            f"`--restore {path}` is neither a run folder (with {_RUN}) nor a complete checkpoint in one. "
             f"Name the folder that the run printed as its last lines."
         )
 

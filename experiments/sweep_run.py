@@ -5,12 +5,13 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 import psutil
@@ -22,6 +23,7 @@ from experiments.cluster import check_address, quiet_libraries, ray_session
 from experiments.launch import load_problems, runs_root
 from experiments.progress import Progress
 from experiments.recipes import apply_settings, check_given_once, get_recipe
+from experiments.run_folder import claim
 from experiments.stopping import StopRequest
 from experiments.sweep_grid import (
     at,
@@ -37,6 +39,7 @@ from experiments.trackers import check_installed, tune_callbacks
 from learners.algorithm import ToRL
 from learners.config import ToRLConfig
 from learners.sandbox_app import sandbox_options
+from learners.vllm_backend import check_builds
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
 _STATE = "sweep.json"
@@ -135,6 +138,7 @@ class Sweep:
         restored: It goes on.
         address: The Ray cluster to join, or None.
         trackers: Tune's callbacks that log elsewhere; a restored sweep has those it was started with.
+        lock: Keeps the folder for this process.
     """
 
     plan: Plan
@@ -142,18 +146,21 @@ class Sweep:
     restored: bool
     address: str | None
     trackers: list[tune.Callback]
+    lock: TextIO
 
     @classmethod
     def prepare(cls, arguments: argparse.Namespace) -> "Sweep":
-        """Check everything that can be checked before anything starts.
+        """Check everything that can be checked before anything starts, and claim the folder.
 
         Raises:
-            ValueError: on an unknown recipe, key or value, an invalid combination or a wrong `--restore`.
-            FileNotFoundError: if a set of problems is not there.
+            ValueError: on an unknown recipe, key or value, an invalid combination, a wrong `--restore`, or if another
+                process has the folder.
+            OSError: if a set of problems is not there, or the folder cannot be made.
             ImportError: if what reads the problems' format is not installed.
         """
         quiet_libraries()
         check_address(arguments.address)
+        check_builds()
         for name in _TUNE_LOGGERS:
             logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_TUNE_SAYS))
         if arguments.restore:
@@ -177,11 +184,15 @@ class Sweep:
             restored=bool(arguments.restore),
             address=arguments.address,
             trackers=tune_callbacks(folder, arguments.wandb, arguments.mlflow),
+            lock=claim(folder),
         )
 
     def execute(self) -> int:
         """Run the trials and write what they found; return the exit status."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.lock:
+            return self._execute()
+
+    def _execute(self) -> int:
         (self.folder / _STATE).write_text(json.dumps(asdict(self.plan), indent=2) + "\n")
         if (results := self._finished()) is not None:
             return self._report(results)
@@ -280,7 +291,7 @@ class Sweep:
 
     def how_to_go_on(self) -> str:
         """Return the command that goes on with this sweep."""
-        return f"Go on with: python -m experiments.sweep {self.plan.recipe} --restore {self.folder}"
+        return f"Go on with: python -m experiments.sweep {self.plan.recipe} --restore {shlex.quote(str(self.folder))}"
 
 
 def _restored_plan(arguments: argparse.Namespace, folder: Path) -> Plan:

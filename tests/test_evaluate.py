@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.evaluate import main
+from experiments.evaluate import main, parse_arguments
 from experiments.evaluated_model import fit_to_machine, fit_to_problems, options_text, resolve
+from experiments.evaluation import Evaluation
 from experiments.quickstart import TINY_BASE
+from experiments.run_folder import claim
+from learners import vllm_backend
 from learners.config import ToRLConfig
 from tests.test_train import Command
 from torl_env.dialect import PLAIN, TORL
@@ -64,6 +67,12 @@ def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path) -> None:
         resolve(str(run), None, [])
 
 
+def test_a_run_json_that_no_run_wrote_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"run\.json is not what a run writes"):
+        resolve(str(tmp_path), None, [])
+
+
 def test_without_a_model_the_error_lists_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a run folder (runs/...)" in options_text(tmp_path)
     make_run(tmp_path / "runs" / "mine", "quickstart")
@@ -79,6 +88,8 @@ def test_without_a_model_the_error_lists_what_there_is(tmp_path: Path, monkeypat
         (["--model", "m", "--suite", "amc23", "--num-problems", "0"], "--num-problems must be at least 1. Received 0"),
         (["--model", "m", "--suite", "amc23", "--samples-per-problem", "4"], "needs a --temperature above 0"),
         (["--model", "m", "--suite", "amc23", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["--model", "m", "--suite", "amc23", "--temperature", "nan"], "at least 0, and finite. Received nan"),
+        (["--model", "m", "--suite", "amc23", "--seed", "-1"], "--seed must be at least 0. Received -1"),
         (["--model", "m", "--suite", "amc23", "--set", "temperature=1"], "--set temperature would do nothing here"),
         (
             ["--model", "m", "--suite", "amc23", "--max-tool-calls", "1", "--set", "max_tool_calls=2"],
@@ -107,6 +118,30 @@ def test_wrong_names_are_answered_before_anything_starts(capsys: pytest.CaptureF
     assert "below the model's 1024 positions" in capsys.readouterr().err
     assert main([*base, "--problems", "arithmetic", "--set", "lr=1", "lr=2"]) == 2
     assert "`lr` is given twice: lr=1 and lr=2" in capsys.readouterr().err
+
+
+def prepare(folder: Path, *arguments: str) -> Evaluation:
+    return Evaluation.prepare(parse_arguments([*sampling(folder), *arguments]))
+
+
+def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="`num_env_runners` must be >= 1"):
+        prepare(tmp_path, "--set", "num_env_runners=0")
+    with claim(tmp_path), pytest.raises(ValueError, match="is writing to"):
+        prepare(tmp_path)
+    monkeypatch.setattr(vllm_backend.metadata, "distributions", lambda name: iter([object()]))
+    with pytest.raises(ImportError, match="two builds of vLLM"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["dtype=bfloat16", "error_penalty=-0.5", "sandbox_memory_mb=256"])
+def test_episodes_of_other_settings_are_not_taken_for_these(setting: str, tmp_path: Path) -> None:
+    prepare(tmp_path).lock.close()
+    prepare(tmp_path).lock.close()
+    with pytest.raises(ValueError, match=f"an evaluation with another {setting.partition('=')[0]}"):
+        prepare(tmp_path, "--set", setting)
 
 
 def test_every_prompt_fits_as_far_as_the_models_positions_go() -> None:

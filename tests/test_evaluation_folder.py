@@ -60,8 +60,22 @@ def test_what_was_cut_short_or_could_not_be_judged_is_sampled_again(tmp_path: Pa
 @pytest.mark.parametrize("changed", [Problem("p1", "1+2?", "2"), Problem("p1", "1+1?", "3")])
 def test_an_episode_of_a_problem_that_has_changed_is_sampled_again(changed: Problem, tmp_path: Path) -> None:
     folder = EvaluationFolder(tmp_path, SETUP)
-    folder.add("set", PROBLEMS[0], episode(PROBLEMS[0]))
-    assert folder.finished("set", ProblemSet([changed]), prompt) == {}
+    for problem in PROBLEMS:
+        folder.add("set", problem, episode(problem))
+    assert set(folder.finished("set", ProblemSet([changed, PROBLEMS[1]]), prompt)) == {("p2", 0)}
+    folder.add("set", changed, episode(changed))
+    assert len((tmp_path / "set" / "episodes.jsonl").read_text().splitlines()) == 2
+
+
+def test_another_set_of_the_same_name_leaves_the_episodes_of_the_first(tmp_path: Path) -> None:
+    others = ProblemSet([Problem("p1", "3+3?", "6"), Problem("p2", "4+4?", "8")])
+    for problems in (PROBLEMS, others, PROBLEMS, others):
+        folder = EvaluationFolder(tmp_path, SETUP)
+        if len(folder.finished("test", problems, prompt)) == 0:
+            folder.add("test", problems[0], episode(problems[0]))
+    for place, problems in (("test", PROBLEMS), ("test-2", others)):
+        [line] = (tmp_path / place / "episodes.jsonl").read_text().splitlines()
+        assert json.loads(line)["turns"][0][1] == prompt(problems[0])
 
 
 def test_episodes_of_problems_left_out_this_time_are_kept(tmp_path: Path) -> None:

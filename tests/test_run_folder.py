@@ -50,6 +50,10 @@ def test_restore_refuses_what_is_no_run(tmp_path: Path) -> None:
     RunFolder(tmp_path).save_state({"recipe": "quickstart"})
     with pytest.raises(ValueError, match="no checkpoint yet"):
         RunFolder.of_checkpoint(tmp_path)
+    unfinished = tmp_path / "checkpoints" / "000003.partial"
+    unfinished.mkdir(parents=True)
+    with pytest.raises(ValueError, match="nor a complete checkpoint in one"):
+        RunFolder.of_checkpoint(unfinished)
 
 
 def test_results_of_later_iterations_are_dropped_on_restore(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 from ray import tune
 
 from experiments.quickstart import TINY_BASE
+from experiments.run_folder import claim
 from experiments.sweep import main, parse_arguments
 from experiments.sweep_run import Plan, Sweep
+from learners import vllm_backend
 from learners.algorithm import ToRL
 
 pytestmark = pytest.mark.timeout(600)
@@ -88,6 +90,25 @@ def test_a_folder_that_holds_a_sweep_is_not_written_over(tmp_path: Path) -> None
         Sweep.prepare(parse_arguments(["quickstart", "--seeds", "2", "--storage-path", str(tmp_path)]))
     with pytest.raises(ValueError, match=r"sweep\.json is not what a sweep writes \(TypeError"):
         Sweep.prepare(parse_arguments(["quickstart", "--restore", str(tmp_path)]))
+
+
+def test_a_folder_that_cannot_be_or_is_another_processs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["quickstart", "--seeds", "2", "--storage-path", str(tmp_path / "file")]) == 2
+    assert "File exists" in capsys.readouterr().err
+    with claim(tmp_path / "sweep"):
+        assert main(["quickstart", "--seeds", "2", "--storage-path", str(tmp_path / "sweep")]) == 2
+    assert "is writing to" in capsys.readouterr().err
+
+
+def test_two_builds_of_vllm_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm_backend.metadata, "distributions", lambda name: iter([object()]))
+    assert main(["quickstart", "--seeds", "2"]) == 2
+    assert "two builds of vLLM" in capsys.readouterr().err
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
