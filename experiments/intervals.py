@@ -23,9 +23,10 @@ def num_judged(evaluation: Mapping[str, float]) -> int:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of independent values (Student's t); NaNs if they do not show their spread.
+    """Return the 95% interval of the mean of independent shares (Student's t); NaNs if they do not show their spread.
 
-    So do fewer than two, and equal ones: two runs that happen to agree leave the next one open.
+    Fewer than two do not, and equal ones: two runs that happen to agree leave the next one open.
+    The interval stays within [0, 1], as the mean does: that of two runs would mostly go beyond.
     """
     if len(set(values)) < 2:
         return math.nan, math.nan
@@ -34,4 +35,4 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     middle = sum(values) / len(values)
     variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
     half = t.ppf(0.975, len(values) - 1) * math.sqrt(variance / len(values))
-    return middle - half, middle + half
+    return max(middle - half, 0.0), min(middle + half, 1.0)  # in this order NaN stays NaN

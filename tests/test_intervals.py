@@ -19,8 +19,10 @@ def test_wilson_interval_agrees_with_a_calculation_by_hand() -> None:
 
 
 def test_interval_of_a_mean_agrees_with_a_calculation_by_hand() -> None:
-    # mean 2, standard deviation 1, t(0.975, 2) = 4.30265: half = 4.30265 / sqrt(3) = 2.48414
-    assert mean_interval([1.0, 2.0, 3.0]) == (pytest.approx(-0.48414, abs=1e-5), pytest.approx(4.48414, abs=1e-5))
+    # mean 0.5, standard deviation 0.1, t(0.975, 2) = 4.30265: half = 0.430265 / sqrt(3) = 0.248414
+    assert mean_interval([0.4, 0.5, 0.6]) == (pytest.approx(0.251586, abs=1e-6), pytest.approx(0.748414, abs=1e-6))
+    assert mean_interval([0.125, 0.5]) == (0.0, 1.0)
+    assert all(math.isnan(end) for end in mean_interval([0.5, math.nan]))
     assert all(math.isnan(end) for end in mean_interval([1.0]))
     assert all(math.isnan(end) for end in mean_interval([0.125, 0.125]))
 
