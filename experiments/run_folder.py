@@ -11,6 +11,7 @@ runs/<recipe>-<time>/
   summary.json, curves.png
 """
 
+import contextlib
 import fcntl
 import json
 import math
@@ -118,19 +119,25 @@ class RunFolder:
         path = self.path / _RUN
         if not path.exists():
             return {}
-        try:
+        with as_written(path):
             state = json.loads(path.read_text())
             _ = state["recipe"], state["settings"], state["seed"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not what a run writes ({type(error).__name__}: {error}).") from None
         return state
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The contents of summary.json; empty while there is something left to do."""
+        """The contents of summary.json; empty while there is something left to do.
+
+        Raises:
+            ValueError: if it is not what a run writes.
+        """
         path = self.path / SUMMARY
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
+        if not path.exists():
+            return {}
+        with as_written(path):
+            summary = json.loads(path.read_text())
+            _ = summary["iterations"]
+        return summary
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""
@@ -185,17 +192,41 @@ class RunFolder:
             file.write(json.dumps(jsonable(row)) + "\n")
 
     def results(self) -> list[dict[str, Any]]:
-        """Return the result dicts written so far, an unfinished last line left out."""
+        """Return the result dicts written so far, an unfinished last line left out.
+
+        Raises:
+            ValueError: naming the line that is not what a run writes.
+        """
         path = self.path / _METRICS
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        rows = []
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+            if line.endswith(b"\n"):
+                with as_written(path, number):
+                    rows.append(json.loads(line))
+                    _ = rows[-1]["training_iteration"]
+        return rows
 
     def close(self) -> None:
         """Let others have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+@contextlib.contextmanager
+def as_written(path: Path, line: int | None = None) -> Iterator[None]:
+    """Name the file, and the line, in what reading it in the block raises.
+
+    Raises:
+        ValueError: if it is not what a run writes.
+    """
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        place, remedy = (path, "") if line is None else (f"{path}, line {line},", " Remove the line to do without it.")
+        raise ValueError(f"{place} is not what a run writes ({type(error).__name__}: {error}).{remedy}") from None
 
 
 def jsonable(value: Any) -> Any:

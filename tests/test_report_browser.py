@@ -29,6 +29,22 @@ def test_a_point_leads_to_its_episodes_and_back(report, open_page):
     page.click("#to-curves")
     page.wait_for_selector("#at:visible")
     assert f"Iteration {iteration} is marked" in page.inner_text("#at")
+    # Above one another, each run's point leads to its own episodes.
+    place_of = """([iteration, group]) => {
+        const plot = document.getElementById("plot-reward");
+        const { xaxis, yaxis } = plot._fullLayout;
+        const trace = plot.data.find((one) => String(one.meta) === `${group},train`);
+        const frame = plot.querySelector(".nsewdrag").getBoundingClientRect();
+        return [frame.left + xaxis.d2p(iteration), frame.top + yaxis.d2p(trace.y[trace.x.indexOf(iteration)])]; }"""
+    for group in (0, 1):
+        page.goto(f"file://{report}#view=curves")
+        plotted(page, "reward")
+        place = page.evaluate(place_of, [18, group])
+        page.mouse.move(*place)
+        page.wait_for_selector("#plot-reward .hoverlayer text")
+        page.mouse.click(*place)
+        page.wait_for_selector("#episodes:visible")
+        assert (page.input_value("#f-run"), page.input_value("#f-split")) == (f"g{group}", "train")
     assert page.faults == []
 
 
@@ -98,7 +114,7 @@ def test_an_episode_shows_its_facts_group_and_turns(report, open_page):
     assert page.faults == []
 
 
-def test_the_same_problem_side_by_side(report, open_page):
+def test_the_same_problem_side_by_side(report, tmp_path, open_page):
     page = open_page(report, "#view=episodes&ep=0.evaluation.0.1.0")
     page.click("#to-compare")
     page.wait_for_selector(".column >> nth=1")
@@ -110,6 +126,23 @@ def test_the_same_problem_side_by_side(report, open_page):
     wait_until(page, f"document.querySelectorAll('.column').length === {len(texts) - 1}")
     page.click(".column h3 a >> nth=0")
     page.wait_for_selector("#episode .turns")
+    assert page.faults == []
+    # Rows of files without ids have their numbers: held-out problem 1 is not training problem 1, nor is problem 10.
+    lines = [
+        record("Yes", question=f"What is {question}?", problem_id=id_, iteration=iteration, split=split, answer=answer)
+        for question, id_, iteration, split, answer in (
+            ("one", "1", 1, "train", "2"),
+            ("one", "1", 2, "train", "2"),
+            ("ten", "10", 3, "train", "2"),
+            ("another", "1", 1, "evaluation", "2"),
+        )
+    ]
+    path, *_ = write_report([write_run(tmp_path / "run", [result_row(1)], lines)])
+    page = open_page(path, "#view=episodes&problem=1&ep=0.train.1.0.0")
+    page.wait_for_selector(".elsewhere")
+    elsewhere = page.locator(".elsewhere li").all_inner_texts()
+    assert [text.split(" ✓")[0] for text in elsewhere] == ["training, iteration 1", "training, iteration 2"]
+    assert page.inner_text("#list-count").startswith("3 episodes found")
     assert page.faults == []
 
 
@@ -130,6 +163,14 @@ def test_a_link_opens_the_same_view_again(report, open_page):
     page.go_back()
     wait_until(page, "!location.hash.includes('ep=')")
     assert "Choose an episode" in page.inner_text("#episode")
+    page.go_forward()
+    page.wait_for_selector("#episode .turns")
+    # What no view, iteration or choice is called is passed over.
+    for wrong in ("#view=nowhere", "#view=curves&it=1000000000&smooth=x", "#view=curves&it=x"):
+        odd = open_page(report, wrong)
+        plotted(odd, "accuracy")
+        assert odd.locator("#plot-accuracy .shapelayer path").count() == 0
+        assert (odd.locator("#curves").is_visible(), odd.input_value("#smooth"), odd.faults) == (True, "1", [])
 
 
 def test_the_chosen_row_comes_into_sight_and_the_page_stays(report, open_page):
@@ -164,6 +205,17 @@ def test_the_keyboard_moves_through_the_episodes(report, open_page):
     assert not page.locator("#help").is_visible()
     page.keyboard.press("c")
     page.wait_for_selector("#curves:visible")
+    assert page.faults == []
+    # In a narrow window, where list and episode take turns, the focus goes along and comes back.
+    page = open_page(report, "#view=episodes", width=400)
+    page.locator("#list a.row").nth(30).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#episode .turns")
+    assert page.evaluate("document.activeElement.id") == "episode"
+    page.click("#back")
+    wait_until(page, "document.activeElement === document.querySelectorAll('#list a.row')[30]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#episode .turns")
     assert page.faults == []
 
 

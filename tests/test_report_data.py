@@ -53,6 +53,37 @@ def test_a_folder_without_a_run_is_refused_with_the_remedy(tmp_path):
         find_runs([tmp_path])
 
 
+@pytest.mark.parametrize(("name", "kind"), [("run.lock", "run"), ("sweep.json", "sweep")])
+def test_what_has_only_just_started_is_no_stranger(tmp_path, name, kind):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"is a {kind} without an episode or iteration so far; look again"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize("line", ['{"iteration": 1, "cut', '{"iteration": 1}', "[1]", "", "\0\0"])
+@pytest.mark.parametrize("name", ["result.json", "episodes.jsonl"])
+def test_a_damaged_line_is_named(tmp_path, name, line):
+    run = write_run(tmp_path / "run", [result_row(1)], [record(ANSWER)])
+    (tmp_path / "evaluation.json").write_text("{}")
+    with (run / name).open("a") as file:
+        file.write(line + "\n")
+    named = rf"{name}, line 2, is not what a run writes \(.*\)\. Remove the line to do without it"
+    with pytest.raises(ValueError, match=named):
+        read_entries([found.path for found in find_runs([run])])
+    if name == "episodes.jsonl":
+        with pytest.raises(ValueError, match=named):
+            find_runs([tmp_path])
+
+
+@pytest.mark.parametrize("text", ['{"recipe": "qui', "", "[1]"])
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "params.json"])
+def test_a_damaged_file_is_named(tmp_path, name, text):
+    run = write_run(tmp_path / "run", [result_row(1)])
+    (run / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name} is not what a run writes"):
+        find_runs([run])
+
+
 def test_an_evaluation_without_episodes_is_refused(tmp_path):
     (tmp_path / "evaluation.json").write_text("{}")
     with pytest.raises(ValueError, match="is an evaluation without an episode so far"):

@@ -16,6 +16,7 @@ from experiments import report
 from experiments.reporting import choice, content, page
 from experiments.reporting.index import read_entries
 from experiments.reporting.runs import find_runs
+from learners import records
 from tests.reports import ROOT, TOKENIZER, record, response_with, result_row, write_run
 
 TOKENS = Tokenizer.from_file(str(TOKENIZER))
@@ -120,11 +121,14 @@ def test_hostile_texts_are_data(tmp_path):
     assert data_of(text)["runs"][0]["label"] == f"{HOSTILE} seed 0"
 
 
-def write_long_episodes(folder, monkeypatch):
+def write_long_episodes(folder, monkeypatch, num_iterations=1):
     """100 episodes of about 20 kB each, random digits that do not compress, and room for about a third of them."""
     source = random.Random(0)
     texts = ["".join(source.choices("0123456789", k=19_000)) for _ in range(100)]
-    lines = [record(text, group_id=group, token_ids=[], loss_mask=[]) for group, text in enumerate(texts)]
+    lines = [
+        record(text, group_id=group, token_ids=[], loss_mask=[], iteration=1 + group % num_iterations)
+        for group, text in enumerate(texts)
+    ]
     monkeypatch.setattr(page, "MAX_BYTES", 5_600_000)
     path, num_shown, num_recorded = report.write_report([write_run(folder, [result_row(1)], lines)])
     assert path.stat().st_size <= 5_600_000
@@ -148,6 +152,12 @@ def test_where_too_few_would_fit_texts_are_cut_shorter(tmp_path, monkeypatch):
     assert all(len(episode["turns"][1]["text"]) <= 19_000 - episode["turns"][1]["cut"] for episode in shown)
 
 
+def test_where_an_iteration_would_have_none_texts_are_cut_shorter(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "MIN_EPISODES", 20)
+    shown = write_long_episodes(tmp_path / "run", monkeypatch, num_iterations=90)
+    assert {episode["iteration"] for episode in shown} == set(range(1, 91))
+
+
 def test_curves_on_the_page_and_in_the_csv_are_the_raw_metrics(tmp_path):
     rows = [result_row(iteration, accuracy=iteration / 7) for iteration in (1, 2, 3)]
     data = data_of(written(tmp_path, [], rows))
@@ -165,6 +175,14 @@ def test_every_figure_is_a_png_and_a_csv(tmp_path):
     names = {path.stem for path in figures.glob("*.png")}
     assert names == {path.stem for path in figures.glob("*.csv")} >= {"accuracy", "kl", "step_parts", "logp_diff_max"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures.glob("*.png"))
+
+
+def test_a_problem_set_with_dollars_in_its_name_is_no_formula(tmp_path):
+    name = r"$\x$"
+    records.append(tmp_path / name, [record("Yes", split="evaluation")])
+    (tmp_path / "evaluation.json").write_text("{}")
+    report.write_report([tmp_path])
+    assert name in (tmp_path / "report" / "figures" / "evaluation.csv").read_text()
 
 
 def test_a_report_is_written_anew_over_the_old_one(tmp_path):
@@ -187,6 +205,13 @@ def test_an_output_that_cannot_be_made_ends_the_command_with_the_reason(tmp_path
     (tmp_path / "file").touch()
     assert report.main([str(tmp_path), "--output", str(tmp_path / "file")]) == 2
     assert "experiments.report: error: " in capsys.readouterr().err
+
+
+def test_a_damaged_tokenizer_ends_the_command_with_the_remedy(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [], [record("Yes")])
+    (folder / "tokenizer.json").write_text("")
+    assert report.main([str(folder)]) == 2
+    assert "tokenizer.json is no tokenizer" in capsys.readouterr().err
 
 
 def test_a_wrong_folder_ends_the_command_with_the_reason(tmp_path, capsys):

@@ -11,8 +11,9 @@ RULE = (
     "First one episode for every filter and behaviour, and one of every iteration of every run, training and "
     "evaluation apart; then, for each iteration, one for every filter and behaviour found in it; then whole groups, "
     "one iteration after the other in turn, by the group's number, "
-    f"up to {MAX_EPISODES:,} episodes or the size of the file. Where fewer than {MIN_EPISODES} would fit, long texts "
-    "are cut short. Evaluations number the same problems alike, so that a problem is there at several iterations."
+    f"up to {MAX_EPISODES:,} episodes or the size of the file. Where fewer than {MIN_EPISODES} would fit, or none of "
+    "an iteration, long texts are cut short. Evaluations number the same problems alike, so that a problem is there at "
+    "several iterations."
 )
 
 

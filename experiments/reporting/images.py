@@ -96,7 +96,7 @@ def _draw_points(axis: Any, figure: PointFigure) -> None:
         axis.errorbar(
             x, middle, yerr=error, fmt="o-" if figure.is_connected else "o", capsize=3, label=_literal(line.name)
         )
-    axis.set_xticks(range(len(places)), places)
+    axis.set_xticks(range(len(places)), [_literal(place) for place in places])
     axis.set_xlabel(figure.x_title)
     if figure.style == "share":
         axis.set_ylim(-0.03, 1.03)

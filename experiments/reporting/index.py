@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reporting.behaviours import tags
+from experiments.run_folder import as_written
 from learners import records
 
 Place = tuple[int, str, int]
@@ -55,6 +56,9 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
 
     An unfinished last line is left out. Of an episode that is recorded twice (a restored trial did an iteration again)
     the later line counts.
+
+    Raises:
+        ValueError: naming the line that is not what a run writes.
     """
     entries: dict[tuple[Any, ...], Entry] = {}
     for run, folder in enumerate(folders):
@@ -87,19 +91,21 @@ def _entries(run: int, path: Path) -> Iterator[Entry]:
     with path.open("rb") as file:
         for line, text in enumerate(file, start=1):
             if text.endswith(b"\n"):
-                record = json.loads(text)
-                yield Entry(
-                    run=run,
-                    split=record["split"],
-                    iteration=record["iteration"],
-                    problem_id=record["problem_id"],
-                    group_id=record["group_id"],
-                    sample_index=record["sample_index"],
-                    verdict=record["verdict"],
-                    reward=record["reward"],
-                    advantage=record["advantage"],
-                    tags=tuple(tags(record)),
-                    line=line,
-                    offset=offset,
-                )
+                with as_written(path, line):
+                    record = json.loads(text)
+                    entry = Entry(
+                        run=run,
+                        split=record["split"],
+                        iteration=record["iteration"],
+                        problem_id=record["problem_id"],
+                        group_id=record["group_id"],
+                        sample_index=record["sample_index"],
+                        verdict=record["verdict"],
+                        reward=record["reward"],
+                        advantage=record["advantage"],
+                        tags=tuple(tags(record)),
+                        line=line,
+                        offset=offset,
+                    )
+                yield entry
             offset += len(text)

@@ -42,6 +42,9 @@ def write_page(path: Path, runs: Sequence[RunData], entries: Sequence[Entry]) ->
         path: of the file.
         runs: in the order of the entries' indices.
         entries: all recorded episodes.
+
+    Raises:
+        ValueError: if a run's tokenizer cannot be read.
     """
     fixed = {
         "PLOTLY": get_plotlyjs(),
@@ -50,7 +53,7 @@ def write_page(path: Path, runs: Sequence[RunData], entries: Sequence[Entry]) ->
         "TITLE": html.escape(_title(runs)),
     }
     fixed["POLICY"] = _policy(fixed["PLOTLY"], fixed["SCRIPT"])
-    tokenizers = [None if run.tokenizer is None else Tokenizer.from_file(str(run.tokenizer)) for run in runs]
+    tokenizers = [None if run.tokenizer is None else _tokenizer(run.tokenizer) for run in runs]
     figures = _figures(runs, tokenizers, entries)
     room = MAX_BYTES - sum(len(text.encode()) for text in (*fixed.values(), _json(figures), _read("report.html")))
     blocks, num_embedded = _episode_blocks(runs, tokenizers, entries, room - 100_000)  # for the counts below
@@ -71,9 +74,11 @@ def _episode_blocks(
 ) -> tuple[list[str], list[int]]:
     """Return the page's episode blocks, and how many episodes of each run are in them, within `room` bytes.
 
-    Where fewer than `choice.MIN_EPISODES` fit, long texts are cut shorter, and long episodes lose their tokens.
+    Where fewer than `choice.MIN_EPISODES` fit, or an iteration would have none, long texts are cut shorter, and long
+    episodes lose their tokens.
     """
     of_group, chosen = groups(entries), choice.choose(entries)
+    places = {entry.place for entry in entries}
     for halvings in range(_MAX_HALVINGS + 1):
         blocks: list[str] = []
         num_embedded = [0] * len(runs)
@@ -95,7 +100,9 @@ def _episode_blocks(
             blocks += new
             for entry in chosen[first : first + _CHUNK]:
                 num_embedded[entry.run] += 1
-        if sum(num_embedded) >= min(choice.MIN_EPISODES, len(chosen)):
+        embedded = chosen[: sum(num_embedded)]
+        are_enough = len(embedded) >= min(choice.MIN_EPISODES, len(chosen))
+        if are_enough and {entry.place for entry in embedded} == places:
             break
     return blocks, num_embedded
 
@@ -166,6 +173,13 @@ def _block(kind: str, rows: Iterable[Any]) -> str:
 def _json(value: Mapping[str, Any]) -> str:
     """Return JSON that ends no script element, whatever texts it holds."""
     return json.dumps(jsonable(value), separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no narrower one
+        raise ValueError(f"{path} is no tokenizer ({error}). Remove it to have the episodes without tokens.") from None
 
 
 def _read(name: str) -> str:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluation_figures import set_figures
-from experiments.run_folder import EVALUATION_FIGURES, RunFolder, flatten
+from experiments.run_folder import EVALUATION_FIGURES, RunFolder, as_written, flatten
 from learners import records
 
 HELD_OUT = "evaluation/env_runners/"
 _SAMPLED = "env_runners/"
-_RESULTS, _PARAMS, _RUN, _SUMMARY = "result.json", "params.json", "run.json", "summary.json"
+_RESULTS, _PARAMS, _RUN = "result.json", "params.json", "run.json"
 _EVALUATION = "evaluation.json"
+_STARTED = {"run.lock": "run", "sweep.json": "sweep"}  # written before there is anything to show
 _TRIAL_SUFFIX = re.compile(r"_[0-9a-f]{5,}_\d{5}$")  # Tune's experiment and trial number
 _SEED = re.compile(r"[ ,]*\bseed[= ]-?\d+")
 
@@ -68,7 +69,8 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
     """Return the runs in the folders, in their order: a sweep's trials as in its grid, an evaluation's sets by name.
 
     Raises:
-        ValueError: if a folder is none of a run, a sweep or an evaluation, or holds nothing to show yet.
+        ValueError: if a folder is none of a run, a sweep or an evaluation, holds nothing to show yet, or what no run
+            writes.
     """
     runs: list[RunData] = []
     for path in dict.fromkeys(path.resolve() for path in paths):
@@ -83,6 +85,11 @@ def find_runs(paths: Sequence[Path]) -> list[RunData]:
             continue
         folders = [file.parent for file in path.glob(f"*/{_RESULTS}")]
         trials = sorted(folders, key=lambda folder: folder.name.rpartition("_")[::-1])  # Tune's number comes last
+        for name in _STARTED:
+            if not trials and (path / name).exists():
+                raise ValueError(
+                    f"{path} is a {_STARTED[name]} without an episode or iteration so far; look again when it has some."
+                )
         if not trials:
             raise ValueError(
                 f"{path} is no folder of a run, a sweep or an evaluation: it has no {_RUN}, {_RESULTS} or "
@@ -96,12 +103,13 @@ def read_run(path: Path, parent: Path | None = None) -> RunData:
     """Read one folder, also while it is being written."""
     rows: dict[int, dict[str, float]] = {}
     config: Mapping[str, Any] = _json(path / _PARAMS)
-    for result in RunFolder(path).results():
+    folder = RunFolder(path)
+    for result in folder.results():
         config = result.pop("config", config)
         # What a restored trial did again counts the second time.
         rows[result["training_iteration"]] = dict(flatten(result))
-    state = _json(path / _RUN)
-    held_out = _held_out(rows, state, _json(path / _SUMMARY))
+    state = folder.state
+    held_out = _held_out(rows, state, folder.summary)
     for row in rows.values():
         row.update(derived(row))
     settings = dict(text.partition("=")[::2] for text in state.get("settings", [])) | _of_config(config)
@@ -118,8 +126,12 @@ def read_run(path: Path, parent: Path | None = None) -> RunData:
 def read_set(path: Path) -> RunData:
     """Read one problem set of an evaluation; its figures are those that `experiments.evaluate` prints."""
     model = Path(_json(path.parent / _EVALUATION).get("model", ""))
-    with (path / records.FILE_NAME).open(encoding="utf-8") as file:
-        episodes = [records.read_line(json.loads(line)) for line in file if line.endswith("\n")]
+    episodes = []
+    with (path / records.FILE_NAME).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                with as_written(path / records.FILE_NAME, number):
+                    episodes.append(records.read_line(json.loads(line)))
     figures: dict[str, float] = {}
     if any(episode.counts for episode in episodes):
         found = set_figures(episodes, samples_per_problem=1 + max(episode.sample_index for episode in episodes))
@@ -205,4 +217,7 @@ def _first_file(*paths: Path) -> Path | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    with as_written(path):
+        return dict(json.loads(path.read_text(encoding="utf-8")))

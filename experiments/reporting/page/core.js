@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const rules = new Map(data.rules.map((rule) => [rule.id, rule]));
 const VERDICTS = { correct: ["✓", "correct"], incorrect: ["✗", "wrong"], unknown: ["?", "unknown"] };
+const VIEWS = ["curves", "episodes", "compare"];
 const OUTCOMES = ["correct", "wrong", "unknown"];
 let episodes = [];
 let byKey = new Map();
@@ -74,7 +75,7 @@ function nameQuestions() {
 function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
   const state = Object.fromEntries(given);
-  state.view ||= "curves";
+  if (!VIEWS.includes(state.view)) state.view = "curves";
   state.rules = (state.rules || "").split("+").filter((id) => rules.has(id));
   state.cmp = (state.cmp || "").split("+").filter(Boolean);
   return state;

@@ -9,6 +9,7 @@ const drawn = new Map();  // element -> figure
 let watcher = null;
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const smoothing = () => WINDOWS.find((k) => String(k) === readState().smooth) || 1;
 const color = (index) => css(`--c${index % 10}`);
 // Plotly reads a little markup in names; there is none in ours.
 const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
@@ -106,7 +107,7 @@ function traces(figure) {
       error_y: { type: "data", symmetric: false, array: line.high.map((v, k) => v - line.y[k]), arrayminus: line.low.map((v, k) => line.y[k] - v), thickness: 1.5 },
     }));
   }
-  const window = Number(readState().smooth || 1);
+  const window = smoothing();
   const several = data.groups.length > 1;
   const shown = figure.curves.filter((curve) => !hiddenGroups.has(curve.group));
   if (figure.style === "parts" && several) {
@@ -151,7 +152,8 @@ function layout(figure) {
   const grid = { gridcolor: css("--grid"), zerolinecolor: css("--grid"), linecolor: css("--grid"), automargin: true };
   const bars = figure.style === "parts" && data.groups.length > 1;
   const at = Number(readState().it);
-  const marked = readState().it && !figure.isPoints && !bars;
+  // A mark beyond the lines would stretch the axis.
+  const marked = readState().it && !figure.isPoints && !bars && at >= 0 && figure.curves.some((curve) => at <= curve.x.at(-1));
   return {
     dragmode: touch.matches ? false : "zoom",  // dragging a finger scrolls the page
     height: 270, margin: { l: 44, r: 10, t: 8, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -176,8 +178,11 @@ function draw(plot) {
     if (Object.keys(change).some((name) => name.startsWith("xaxis.range") || name === "xaxis.autorange")) Plotly.relayout(plot, { "xaxis.dtick": tickStep([0, plot.layout.xaxis.range[1] - plot.layout.xaxis.range[0]]) });
   });
   plot.on("plotly_click", (event) => {
-    const point = event.points[0];
-    const meta = point.data.meta;
+    // One of each line at this iteration; meant is the nearest.
+    const frame = plot.querySelector(".nsewdrag").getBoundingClientRect();
+    const distance = ({ x, y, xaxis, yaxis }) => Math.hypot(frame.left + xaxis.d2p(x) - event.event.clientX, frame.top + yaxis.d2p(y) - event.event.clientY);
+    const point = event.points.filter((one) => one.data.meta).sort((a, b) => distance(a) - distance(b))[0];
+    const meta = point?.data.meta;
     if (meta) go({ view: "episodes", run: `g${meta[0]}`, split: meta[1], it: point.x, ep: "", cmp: "", rules: [], q: "", problem: "", kind: "" });
   });
 }
@@ -187,7 +192,7 @@ function redraw() {
 }
 
 function renderCurves(state) {
-  $("smooth").value = state.smooth || "1";
+  $("smooth").value = smoothing();
   const at = $("at");
   at.hidden = !state.it;
   if (state.it) {

@@ -41,7 +41,11 @@ async function showEpisode(key) {
   const article = $("episode");
   document.body.classList.toggle("has-episode", Boolean(episode));
   if (!episode) {
+    const last = article.dataset.key;
+    delete article.dataset.key;
+    const isLost = document.activeElement === document.body || article.contains(document.activeElement);
     article.replaceChildren(el("p.notice", {}, key ? "This episode is not in the report." : "Choose an episode from the list, or press n."));
+    if (last && isLost) $("list").children[found.indexOf(byKey.get(last))]?.firstChild.focus();
     return;
   }
   if (article.dataset.key === key) return;
@@ -51,6 +55,8 @@ async function showEpisode(key) {
   article.replaceChildren(...episodeParts(episode, tokens));
   article.current = { episode, tokens };
   article.scrollTop = 0;
+  // In a narrow window the list, and with it the row that had the focus, is hidden now.
+  if (!$("list").getClientRects().length) article.focus({ preventScroll: true });
   const at = found.indexOf(episode) + 1;
   $("announced").replaceChildren(`Episode ${at ? `${at} of ${found.length}` : "outside of the list"}: ${(VERDICTS[episode.verdict] || VERDICTS.unknown)[1]}, `, bdi(episode.problem_id));
 }
@@ -95,12 +101,16 @@ function mates(episode) {
       el("td", {}, verdictMark(verdict)), el("td", {}, digits(reward)), el("td", {}, digits(advantage, 3))])));
 }
 
+// Files of problems without ids number their rows alike, so the id alone does not tell.
+const isSameProblem = (a, b) => a.problem_id === b.problem_id && a.answer === b.answer
+  && (a.turns[0].text.includes(b.question) || b.turns[0].text.includes(a.question));
+
 // One episode per run, split and iteration of the same problem, this one for its own.
 function versions(episode) {
   const places = new Map();
   for (const other of episodes) {
     const place = [other.run, other.split, other.iteration].join(".");
-    if (other.problem_id === episode.problem_id && (!places.has(place) || other.key === episode.key)) places.set(place, other);
+    if (isSameProblem(other, episode) && (!places.has(place) || other.key === episode.key)) places.set(place, other);
   }
   return [...places.values()];
 }

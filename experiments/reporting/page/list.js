@@ -53,9 +53,10 @@ function toggleRule(event) {
 function matching(state) {
   const words = (state.q || "").toLowerCase().split(/\s+/).filter(Boolean);
   const runs = !state.run ? null : state.run[0] === "g" ? data.groups[Number(state.run.slice(1))]?.runs || [] : [Number(state.run.slice(1))];
+  const isId = episodes.some((episode) => episode.problem_id === state.problem);
   return episodes.filter((episode) =>
     (!runs || runs.includes(episode.run)) && (!state.split || episode.split === state.split) && (!state.it || episode.iteration === Number(state.it))
-    && (!state.kind || episode.kind === state.kind) && (!state.problem || episode.problem_id.includes(state.problem))
+    && (!state.kind || episode.kind === state.kind) && (!state.problem || (isId ? episode.problem_id === state.problem : episode.problem_id.includes(state.problem)))
     && words.every((word) => episode.found.includes(word)));
 }
 

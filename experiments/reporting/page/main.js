@@ -6,7 +6,7 @@ function render() {
   if (!ready && readState().view !== "curves") return;
   const state = readState();
   hideTip();
-  for (const view of ["curves", "episodes", "compare"]) $(view).hidden = view !== state.view;
+  for (const view of VIEWS) $(view).hidden = view !== state.view;
   const tab = state.view === "curves" ? "curves" : "episodes";
   for (const name of ["curves", "episodes"]) {
     const link = $(`nav-${name}`);
