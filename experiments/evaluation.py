@@ -36,7 +36,7 @@ from torl_env.problems import Problem, ProblemSet
 from torl_env.rewards import Reward
 from torl_env.sandbox.deployment import start_sandbox, stop_sandbox
 
-_LINE_EVERY_S = 10.0  # in a file: how often a line says how far it is
+_LINE_EVERY_S = 5.0  # in a file: how often a line says how far it is
 
 
 @dataclass(slots=True)

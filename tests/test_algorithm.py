@@ -79,7 +79,8 @@ def train_and_read(algo: ToRL, num_iterations: int) -> list[tuple[list[str], lis
 
 @pytest.fixture(scope="module")
 def algo(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToRL]:
-    algo = small(tmp_path_factory.mktemp("run")).callbacks(EpisodeLog).build_algo()
+    # Of two learners, since starting them twice would take longest; that one does as well is tested with the adapters.
+    algo = small(tmp_path_factory.mktemp("run"), num_learners=2).callbacks(EpisodeLog).build_algo()
     yield algo
     algo.stop()
 
@@ -221,21 +222,17 @@ def test_a_sampler_that_fails_says_why(algo: ToRL) -> None:
         algo.sample_batch([None], group_size=1, temperature=1.0, iteration=0)  # type: ignore[list-item]
 
 
-def test_two_learners_train_save_and_go_on_exactly(cluster: None, tmp_path: Path) -> None:
-    algo = small(tmp_path / "run", num_learners=2).build_algo()
-    try:
-        for _ in range(3):
-            assert learner_figures(algo.train())["logp_diff_max"] <= 1e-4
-        checkpoint = algo.save_to_path(str(tmp_path / "checkpoint"))
-        straight = train_and_read(algo, 2)  # before the stop: the samplers own the tokens
-    finally:
-        algo.stop()
+def test_two_learners_go_on_exactly_from_a_checkpoint(algo: ToRL, tmp_path: Path) -> None:
+    checkpoint = algo.save_to_path(str(tmp_path / "checkpoint"))
+    before = algo.iteration, algo.policy_version
+    straight = train_and_read(algo, 2)
     restored = Algorithm.from_checkpoint(checkpoint)
     try:
-        assert restored.iteration == 3 and restored.policy_version == 3
+        assert (restored.iteration, restored.policy_version) == before
         # The second step's tokens agree only if the Adam state came back too.
         assert train_and_read(restored, 2) == straight
-        assert learner_figures(restored.train())["num_optimizer_steps"] == 6
+        steps = [learner_figures(one.train())["num_optimizer_steps"] for one in (algo, restored)]
+        assert steps[0] == steps[1]
     finally:
         restored.stop()
 

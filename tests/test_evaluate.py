@@ -121,7 +121,7 @@ def test_wrong_names_are_answered_before_anything_starts(capsys: pytest.CaptureF
 
 
 def prepare(folder: Path, *arguments: str) -> Evaluation:
-    return Evaluation.prepare(parse_arguments([*sampling(folder), *arguments]))
+    return Evaluation.prepare(parse_arguments(sampling(folder, 1, *arguments)))
 
 
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
@@ -173,80 +173,62 @@ def evaluate(*arguments: str) -> str:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "arithmetic" / "episodes.jsonl").read_text().splitlines()]
+    return lines_of((folder / "arithmetic" / "episodes.jsonl").read_text())
 
 
-def sampling(folder: Path, *arguments: str) -> list[str]:
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def sampling(folder: Path, num_samples: int, *arguments: str) -> list[str]:
     model = ["--model", str(TINY_BASE), "--recipe", "quickstart", "--problems", "arithmetic", "--temperature", "1"]
-    return [*model, "--storage-path", str(folder), *arguments]
-
-
-def twelve_problems(folder: Path) -> list[str]:
-    output = str(folder / "figures.json")
-    return sampling(folder, "--num-problems", "12", "--samples-per-problem", "4", "--output", output)
-
-
-@pytest.fixture(scope="module")
-def straight_and_interrupted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Command, Path]]:
-    """Return two evaluations that have ended, the second by Ctrl-C, and their folders.
-
-    They run side by side, since an evaluation that starts leaves a core idle most of the time.
-    """
-    folders = [tmp_path_factory.mktemp(name) for name in ("straight", "interrupted")]
-    straight = Command(*twelve_problems(folders[0]), module="experiments.evaluate")
-    interrupted = Command(*sampling(folders[1], "--samples-per-problem", "256"), module="experiments.evaluate")
-    straight.end()
-    interrupted.wait_for(r"episode +\d+/51200")
-    interrupted.interrupt()
-    interrupted.end()
-    return [(straight, folders[0]), (interrupted, folders[1])]
+    return [*model, "--samples-per-problem", str(num_samples), "--storage-path", str(folder), *arguments]
 
 
 @pytest.mark.timeout(600)
-def test_figures_are_those_of_the_episodes_and_of_an_uninterrupted_run_after_an_interruption(
-    straight_and_interrupted: list[tuple[Command, Path]],
+def test_an_interrupted_evaluation_goes_on_with_what_it_has_and_figures_are_those_of_the_episodes(
+    tmp_path: Path,
 ) -> None:
-    command, folder = straight_and_interrupted[0]
-    assert command.process.returncode == 0, command.output
-    assert "48 episodes to sample, 0 known" in command.output and "episode   48/48" in command.output
-    for text in ("starting Ray", "loading the model into the engine", "avg@4"):
-        assert text in command.output
-    assert "\x1b" not in command.output
-    output = folder / "figures.json"
-    straight, figures = lines(folder), json.loads(output.read_text())
-    assert len({(row["problem_id"], row["sample_index"]) for row in straight}) == 48
+    command = Command(*sampling(tmp_path, 256), module="experiments.evaluate")
+    command.wait_for(r"episode +\d+/51200")
+    command.interrupt()
+    assert command.end() == 130, command.output  # and does not wait for its episodes, which would take minutes
+    assert "The same command goes on where this one was." in command.output
+    interrupted = lines(tmp_path)
+    assert 0 < len(interrupted) < 51200 / 2
 
-    # By hand: of every two (three) of a problem's samples, is one correct?
+    # As if it had been killed while it wrote the twentieth episode.
+    path = tmp_path / "arithmetic" / "episodes.jsonl"
+    written = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(written[:19]) + written[19][:50])
+    key = lambda row: (row["problem_id"], row["sample_index"])  # noqa: E731
+    num_known = sum(row["sample_index"] < 4 for row in lines_of("".join(written[:19])))
+
+    output = tmp_path / "figures.json"
+    arguments = sampling(tmp_path, 4, "--num-problems", "12", "--output", str(output))
+    shown = evaluate(*arguments)
+    assert f"{48 - num_known} episodes to sample, " in shown and f"{48 - num_known:4d}/{48 - num_known}" in shown
+    for text in ("starting Ray", "loading the model into the engine", "avg@4"):
+        assert text in shown
+    rows = {key(row): row for row in lines(tmp_path) if row["sample_index"] < 4}
+    assert len(rows) == 48
+    # Those whose lines were cut off came out the same, beside other episodes.
+    again = [row for row in interrupted[19:] if key(row) in rows]
+    assert again and all(rows[key(row)]["token_ids"] == row["token_ids"] for row in again)
+
+    # By hand: of every two (four) of a problem's samples, is one correct?
     correct: dict[str, list[bool]] = {}
-    for row in straight:
+    for row in rows.values():
         correct.setdefault(row["problem_id"], []).append(row["verdict"] == "correct")
     assert any(0 < sum(verdicts) < 4 for verdicts in correct.values())
+    figures = json.loads(output.read_text())
     found = figures["sets"]["arithmetic"]
-    assert found["accuracy"] == pytest.approx(np.mean([row["verdict"] == "correct" for row in straight]))
+    assert found["accuracy"] == pytest.approx(np.mean([row["verdict"] == "correct" for row in rows.values()]))
     for k in (1, 2, 4):
         by_hand = np.mean([np.mean([any(draw) for draw in combinations(some, k)]) for some in correct.values()])
         assert found["pass_at_k"][str(k)]["value"] == pytest.approx(by_hand)
 
-    # As if it had been killed while it wrote the 20th episode.
-    path = folder / "arithmetic" / "episodes.jsonl"
-    written = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(written[:19]) + written[19][:50])
-    output.unlink()
-    assert "29 episodes to sample, 19 known" in evaluate(*twelve_problems(folder))
-    assert json.loads(output.read_text()) == figures
-    key = lambda row: (row["problem_id"], row["sample_index"])  # noqa: E731
-    assert [row["token_ids"] for row in sorted(lines(folder), key=key)] == [
-        row["token_ids"] for row in sorted(straight, key=key)
-    ]
     # Nothing is left to do, so nothing starts.
-    assert "starting Ray" not in evaluate(*twelve_problems(folder))
+    output.unlink()
+    assert "starting Ray" not in evaluate(*arguments)
     assert json.loads(output.read_text()) == figures
-
-
-def test_ctrl_c_does_not_wait_for_the_episodes_in_progress(
-    straight_and_interrupted: list[tuple[Command, Path]],
-) -> None:
-    command, folder = straight_and_interrupted[1]  # its 51,200 episodes would take minutes
-    assert command.process.returncode == 130, command.output
-    assert "The same command goes on where this one was." in command.output
-    assert 0 < len(lines(folder)) < 51200 / 2

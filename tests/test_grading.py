@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -19,7 +20,7 @@ from tests.shared_files import GRADING_CASES, needs_shared_files
 from torl_env import Problem, Reward, Verdict, grade
 from torl_env.grading import extract_answer, grade_async, grade_batch, grading_failures
 from torl_env.grading.__main__ import main, report
-from torl_env.grading.workers import GradingWorkers
+from torl_env.grading.workers import GradingWorkers, shared_workers
 
 HANG = ("\\sqrt{5}", "\\sum_{k=1}^{9999999}\\frac{1}{k}")  # no power, no factorial: not for the size gate
 
@@ -188,23 +189,48 @@ def test_hanging_cases_delay_no_ordinary_one_beyond_the_limit() -> None:
     assert Verdict.CORRECT not in {found.verdict for found in graded[:50]}
 
 
-def test_an_interrupted_batch_does_not_hold_up_the_exit() -> None:
+# Where Ctrl-C finds a batch: waiting, by a signal from here; or starting a thread that nobody has noted yet.
+WAITING = """
+ask = workers.is_equal_quick
+workers.is_equal_quick = lambda *pair: print('asked', flush=True) or ask(*pair)
+"""
+STARTING_A_THREAD = """
+import threading
+start = threading.Thread.start
+def interrupted(thread):
+    start(thread)
+    print('asked', flush=True)
+    raise KeyboardInterrupt
+threading.Thread.start = interrupted
+"""
+
+
+@pytest.mark.parametrize("moment", [WAITING, STARTING_A_THREAD], ids=["waiting", "starting a thread"])
+def test_an_interrupted_batch_does_not_hold_up_the_exit(moment: str) -> None:
     script = (
-        "from torl_env.grading import grade_batch, shared_workers\n"
-        "workers = shared_workers()\n"
-        "ask = workers.is_equal_quick\n"
-        "workers.is_equal_quick = lambda *pair: print('asked', flush=True) or ask(*pair)\n"
+        f"from torl_env.grading import grade_batch, shared_workers\nworkers = shared_workers()\n{moment}\n"
         f"grade_batch([({HANG[0]!r}, {HANG[1]!r} + f' + {{i}}') for i in range(500)], require_box=False)\n"
     )
     grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert grader.stdout is not None
     assert grader.stdout.readline() == "asked\n"  # each would take a tenth of a second of a core, some three seconds
-    grader.send_signal(signal.SIGINT)
+    if moment is WAITING:
+        grader.send_signal(signal.SIGINT)
     try:
         _, said = grader.communicate(timeout=40)
     finally:
         grader.kill()
     assert said.endswith("KeyboardInterrupt\n")
+
+
+def test_after_an_interrupted_batch_there_are_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = shared_workers()
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupted.quick, "submit", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            grade_batch([("\\sqrt{8}", "\\boxed{2\\sqrt{2}}")])
+    assert interrupted.is_closed
+    assert grade("\\sqrt{8}", "\\boxed{2\\sqrt{2}}").verdict is Verdict.CORRECT
 
 
 def test_what_passes_the_gate_and_hangs_delays_formulas_by_the_quick_limit_only(

@@ -77,7 +77,8 @@ async def grade_async(gold: str, response: str, *, require_box: bool = True) -> 
 def grade_batch(pairs: Iterable[tuple[str, str]], *, require_box: bool = True) -> list[Grade]:
     """Grade many (gold, response) at once, in their order: thousands a second where numbers are compared.
 
-    What needs no worker is decided first; a comparison that hangs delays neither it nor other comparisons.
+    What needs no worker is decided first; a comparison that hangs delays neither it nor other comparisons. An interrupt
+    ends all comparisons of this process; the next ones find new workers.
     """
     pairs = list(pairs)
     grades: list[Grade | None] = [None] * len(pairs)
@@ -101,9 +102,11 @@ def grade_batch(pairs: Iterable[tuple[str, str]], *, require_box: bool = True) -
                     futures[index] = workers.patient.submit(
                         _grade, *pairs[index], require_box, workers.is_equal_patient
                     )
-    finally:
-        for future in futures.values():  # those left by an interrupt: Python runs what is queued before it exits
-            future.cancel()
+    except BaseException:
+        # An interrupt. What is queued would run before Python exits, and a thread caught as it starts would never end.
+        if workers is not None:
+            workers.close()
+        raise
     return [found for found in grades if found is not None]
 
 

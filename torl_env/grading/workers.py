@@ -220,6 +220,11 @@ class GradingWorkers:
                 return self._lost()
             return verdict if worker is None else self._wait(worker)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._closed
+
     def close(self) -> None:
         """End all processes and take no more work; a question that one of them is at is unknown."""
         with self._lock:
@@ -315,8 +320,9 @@ _workers: dict[int, GradingWorkers] = {}  # by process id: a fork must not share
 def shared_workers() -> GradingWorkers:
     """Return this process's workers: in each lane as many as cores it may use, at most four."""
     with _lock:
-        if os.getpid() not in _workers:
+        workers = _workers.get(os.getpid())
+        if workers is None or workers.is_closed:
             _workers.clear()
-            _workers[os.getpid()] = GradingWorkers(max_workers=min(4, len(os.sched_getaffinity(0))))
-            atexit.register(_workers[os.getpid()].close)
-        return _workers[os.getpid()]
+            workers = _workers[os.getpid()] = GradingWorkers(max_workers=min(4, len(os.sched_getaffinity(0))))
+            atexit.register(workers.close)
+        return workers
