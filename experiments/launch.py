@@ -71,7 +71,7 @@ def resolve(arguments: argparse.Namespace) -> Launch:
     seed = arguments.seed
     if seed is None and "seed" in map(key_of, arguments.settings):
         seed = config.seed
-    if seed != state.get("seed", seed) and seed is not None:
+    if seed is not None and seed != state.get("seed", seed):
         raise ValueError(
             f"`seed` {seed}: the run in {path} has seed {state['seed']}, which its problems were drawn with. Leave it "
             f"out, or start another run."

@@ -116,13 +116,7 @@ class RunFolder:
         Raises:
             ValueError: if it is not what a run writes.
         """
-        path = self.path / _RUN
-        if not path.exists():
-            return {}
-        with as_written(path):
-            state = json.loads(path.read_text())
-            _ = state["recipe"], state["settings"], state["seed"]
-        return state
+        return self._read(_RUN, "recipe", "settings", "seed")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -131,13 +125,18 @@ class RunFolder:
         Raises:
             ValueError: if it is not what a run writes.
         """
-        path = self.path / SUMMARY
+        return self._read(SUMMARY, "iterations")
+
+    def _read(self, name: str, *keys: str) -> dict[str, Any]:
+        """Return the contents of a file of the folder, which has these keys; empty if it is not there."""
+        path = self.path / name
         if not path.exists():
             return {}
         with as_written(path):
-            summary = json.loads(path.read_text())
-            _ = summary["iterations"]
-        return summary
+            value: dict[str, Any] = json.loads(path.read_text())
+            for key in keys:
+                _ = value[key]
+        return value
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""

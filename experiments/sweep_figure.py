@@ -41,9 +41,8 @@ def draw(rows: Sequence[TrialRow], path: Path) -> Path:
     kl.set(title="KL to the base, mean of the last 5 iterations", xlabel="kl_coeff", xticks=range(len(coeffs)))
     kl.set_xticklabels([f"{coeff:g}" for coeff in coeffs])
     for axis in (step, kl):
-        axis.axhline(
-            0, linewidth=0
-        )  # so that the margin at the top is one of the whole height, not of the data's range
+        # Counts zero among the data, so that the margin at the top is a share of the whole height.
+        axis.axhline(0, linewidth=0)
         axis.set_ylim(bottom=0)
     for axis in (accuracy, step, kl):
         axis.grid(alpha=0.3)

@@ -80,9 +80,8 @@ def read(results: Any, trials: Iterable[Any], keys: Sequence[str], num_iteration
 def _row(result: Any, trial: Any, keys: Sequence[str], num_iterations: int) -> TrialRow:
     config, history = trial.config, _history(result)
     iterations = result.metrics.get("training_iteration", 0)
-    status = {"ERROR": "failed", "TERMINATED": "stopped by asha"}.get(trial.status, "interrupted")
-    if status == "stopped by asha" and iterations >= num_iterations:
-        status = "done"
+    ended = "done" if iterations >= num_iterations else "stopped by asha"
+    status = {"ERROR": "failed", "TERMINATED": ended}.get(trial.status, "interrupted")
     evaluation = result.metrics.get("evaluation", {}).get("env_runners", {})
     return TrialRow(
         name=label(config, keys),
@@ -126,9 +125,8 @@ def tables(rows: Sequence[TrialRow]) -> str:
     lines = [f"{'trial':<{width}}  accuracy  95% interval   step s  final KL  iterations"]
     for row in rows:
         low, high = row.interval
-        note = {"done": "", "stopped by asha": f"  stopped by asha at iteration {row.iterations}"}.get(
-            row.status, f"  {row.status}"
-        )
+        at = f" at iteration {row.iterations}" if row.status == "stopped by asha" else ""
+        note = "" if row.status == "done" else f"  {row.status}{at}"
         lines.append(
             f"{row.name:<{width}}  {number(row.accuracy):>8}  {number(low):>5} .. {number(high):<5}  "
             f"{_digits(row.step_s, 2):>6}  {_digits(row.final_kl, 4):>8}  {row.iterations:>10}{note}"

@@ -173,11 +173,7 @@ def evaluate(*arguments: str) -> str:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return lines_of((folder / "arithmetic" / "episodes.jsonl").read_text())
-
-
-def lines_of(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in (folder / "arithmetic" / "episodes.jsonl").read_text().splitlines()]
 
 
 def sampling(folder: Path, num_samples: int, *arguments: str) -> list[str]:
@@ -194,26 +190,27 @@ def test_an_interrupted_evaluation_goes_on_with_what_it_has_and_figures_are_thos
     command.interrupt()
     assert command.end() == 130, command.output  # and does not wait for its episodes, which would take minutes
     assert "The same command goes on where this one was." in command.output
-    interrupted = lines(tmp_path)
-    assert 0 < len(interrupted) < 51200 / 2
+    assert 0 < len(lines(tmp_path)) < 51200 / 2
 
-    # As if it had been killed while it wrote the twentieth episode.
+    # As if it had been killed while it wrote one of the four samples that are asked for next, half of them known.
     path = tmp_path / "arithmetic" / "episodes.jsonl"
-    written = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(written[:19]) + written[19][:50])
+    asked = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["sample_index"] < 4]
+    num_known = len(asked) // 2
+    assert 0 < num_known < 24
+    path.write_text("".join(asked[:num_known]) + asked[num_known][:50])
     key = lambda row: (row["problem_id"], row["sample_index"])  # noqa: E731
-    num_known = sum(row["sample_index"] < 4 for row in lines_of("".join(written[:19])))
 
     output = tmp_path / "figures.json"
     arguments = sampling(tmp_path, 4, "--num-problems", "12", "--output", str(output))
     shown = evaluate(*arguments)
-    assert f"{48 - num_known} episodes to sample, " in shown and f"{48 - num_known:4d}/{48 - num_known}" in shown
+    num_left = 48 - num_known
+    assert f"{num_left} episodes to sample, {num_known} known" in shown and f"{num_left:4d}/{num_left}" in shown
     for text in ("starting Ray", "loading the model into the engine", "avg@4"):
         assert text in shown
     rows = {key(row): row for row in lines(tmp_path) if row["sample_index"] < 4}
     assert len(rows) == 48
-    # Those whose lines were cut off came out the same, beside other episodes.
-    again = [row for row in interrupted[19:] if key(row) in rows]
+    # Those that were dropped came out the same, beside other episodes.
+    again = [row for row in map(json.loads, asked[num_known:]) if key(row) in rows]
     assert again and all(rows[key(row)]["token_ids"] == row["token_ids"] for row in again)
 
     # By hand: of every two (four) of a problem's samples, is one correct?
